@@ -1,0 +1,43 @@
+# One door to everything. `make help` lists what there is.
+PY := .venv/bin/python
+STAMP := .venv/.installed
+
+.PHONY: help setup demo test lint types check cover format clean
+
+help:  ## This list
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
+
+setup: $(STAMP)  ## Make .venv with the pinned dependencies (every other target does it when needed)
+
+$(STAMP): pyproject.toml constraints.txt
+	@echo "setting up .venv (pinned dependencies, about 1.3 GB with torch; takes a minute or two)"
+	python3 -m venv .venv
+	.venv/bin/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $(STAMP)
+
+demo: $(STAMP)  ## The main job: train on two nodes, kill a rank, kill a node, resume, compare
+	@$(PY) -m ckptd_trainer.demo
+
+test: check  ## Everything that must hold: lint, types, layers, all tests
+	$(PY) -m pytest
+
+check: lint types
+
+lint: $(STAMP)  ## Style, and which layer may import which
+	.venv/bin/ruff check .
+	.venv/bin/ruff format --check .
+	.venv/bin/lint-imports
+
+types: $(STAMP)  ## mypy, strict
+	.venv/bin/mypy
+
+cover: $(STAMP)  ## The tests with line and branch coverage, child processes included
+	rm -f .coverage .coverage.*
+	COVERAGE_PROCESS_START=pyproject.toml $(PY) -m pytest --cov --cov-report=term:skip-covered
+
+format: $(STAMP)  ## Bring the code into the house style
+	.venv/bin/ruff check --fix .
+	.venv/bin/ruff format .
+
+clean:  ## Remove what was made, except .venv
+	rm -rf demo-output dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage*

@@ -1,0 +1,318 @@
+"""What a run's log means.
+
+A record counts or it is void, and which of the two is decided here, by the records before it and nothing
+else: no I/O, no clock, no configuration. Every reader that holds the same records comes to the same verdict,
+so a lost race needs no referee: the loser's record is void for everyone.
+
+    fold(records) -> RunState         what holds after these records
+    judge(state, body) -> Verdict     would this record count next?
+    resume_point(state)               the checkpoint a new generation starts from
+
+An attempt is an incarnation of the job; its age is the slot in which it was opened. A generation is an attempt
+that began; its number is the fencing token: no commit of generation g counts after g+1 started, and none before
+g is ready. The *tip* is the newest checkpoint of the line that is being trained; the resume point is the first
+valid checkpoint on the way from the tip to its ancestors, never simply the highest step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from enum import Enum
+
+from ckptd.digests import ZERO_SHA256
+from ckptd.manifest import ManifestRef
+from ckptd.records import (
+    MAX_CANDIDATES,
+    AttemptOpened,
+    Body,
+    Candidate,
+    CheckpointCommitted,
+    CheckpointQuarantined,
+    GenerationReady,
+    GenerationStarted,
+    Record,
+    RunCreated,
+    SaveAborted,
+)
+
+
+class Outcome(Enum):
+    """ACCEPTED counts. VOID does not, though the same request may count in another state. NEVER cannot count in
+    any later state either; FENCED is NEVER because a younger incarnation took over."""
+
+    ACCEPTED = "accepted"
+    VOID = "void"
+    NEVER = "never"
+    FENCED = "fenced"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    outcome: Outcome
+    reason: str = ""
+
+    @property
+    def accepted(self) -> bool:
+        return self.outcome is Outcome.ACCEPTED
+
+    @property
+    def final(self) -> bool:
+        """Whether no later state of the run can accept this request: only then may it be refused for good."""
+        return self.outcome in (Outcome.NEVER, Outcome.FENCED)
+
+
+ACCEPTED = Verdict(Outcome.ACCEPTED)
+
+
+@dataclass(frozen=True)
+class OpenedAttempt:
+    seq: int
+    job: str
+    host: str
+
+
+@dataclass
+class Generation:
+    """An incarnation that began. `digest` is the sha256 of its record's stored bytes."""
+
+    number: int
+    attempt: str
+    world: int
+    resume_from: str | None
+    fallback_of: int | None
+    candidates: tuple[Candidate, ...]
+    digest: str
+    time: str
+    ready: bool = False
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A commit that counted. `parent` is the save it continues, None at the start of the run."""
+
+    save: str
+    seq: int
+    step: int
+    generation: int
+    parent: str | None
+    manifest: ManifestRef
+    payload_bytes: int
+    writers: int
+    metrics: dict[str, float]
+    time: str
+
+
+@dataclass
+class RunState:
+    """The fold of records 1..seq. `digest` chains the next record."""
+
+    seq: int = 0
+    digest: str = ZERO_SHA256
+    fingerprint: str = ""
+    attempts: dict[str, OpenedAttempt] = field(default_factory=dict)
+    generations: list[Generation] = field(default_factory=list)
+    checkpoints: dict[str, Checkpoint] = field(default_factory=dict)
+    aborted: dict[str, str] = field(default_factory=dict)
+    quarantined: dict[str, CheckpointQuarantined] = field(default_factory=dict)
+    tip: str | None = None
+    accepted: dict[str, int] = field(default_factory=dict)
+    void: dict[int, str] = field(default_factory=dict)
+
+    @property
+    def current(self) -> Generation | None:
+        return self.generations[-1] if self.generations else None
+
+    def started(self, attempt: str, fallback_of: int | None) -> Generation | None:
+        """The generation that this attempt began, as a fallback of `fallback_of` if that is given."""
+        mine = (g for g in self.generations if g.attempt == attempt and g.fallback_of == fallback_of)
+        return next(mine, None)
+
+
+def fold(records: Iterable[tuple[Record, str]]) -> RunState:
+    """The state after `records`, given with the sha256 of each one's bytes, from slot 1 without a gap."""
+    state = RunState()
+    for item, digest in records:
+        advance(state, item, digest)
+    return state
+
+
+def advance(state: RunState, item: Record, digest: str) -> Verdict:
+    """Fold one more record into `state`. The caller checked that it is the next one and chains to the last."""
+    verdict = judge(state, item.body)
+    if verdict.accepted:
+        state.accepted[item.rid] = item.seq
+        _apply(state, item, digest)
+    else:
+        state.void[item.seq] = verdict.reason
+    state.seq, state.digest = item.seq, digest
+    return verdict
+
+
+def lineage(state: RunState) -> Iterator[Checkpoint]:
+    """The tip and its ancestors, newest first."""
+    save = state.tip
+    while save is not None:
+        checkpoint = state.checkpoints[save]
+        yield checkpoint
+        save = checkpoint.parent
+
+
+def resume_point(state: RunState) -> Checkpoint | None:
+    """Where training goes on: the first valid checkpoint of the lineage."""
+    return next((c for c in lineage(state) if c.save not in state.quarantined), None)
+
+
+def candidates(state: RunState) -> tuple[Candidate, ...]:
+    """The checkpoints passed over on the way to the resume point, and the resume point, each with its reason."""
+    found = []
+    for checkpoint in lineage(state):
+        record = state.quarantined.get(checkpoint.save)
+        reason = "newest valid checkpoint of the lineage"
+        if record is not None:
+            damage = record.damage
+            reason = (f"quarantined: {damage.object}, expected {damage.expected}, observed {damage.observed}")[:1000]
+        found.append(Candidate(save=checkpoint.save, step=checkpoint.step, valid=record is None, reason=reason))
+        if record is None:
+            break
+    return tuple(found[-MAX_CANDIDATES:])
+
+
+def judge(state: RunState, body: Body) -> Verdict:
+    """Whether `body` counts as the next record of `state`, and why not."""
+    if body.rid in state.accepted:
+        return Verdict(Outcome.NEVER, f"{body.rid} was accepted in slot {state.accepted[body.rid]}")
+    if isinstance(body, RunCreated):
+        return ACCEPTED if state.seq == 0 else Verdict(Outcome.NEVER, "the run exists already")
+    if state.seq == 0 or not state.fingerprint:
+        return Verdict(Outcome.VOID, "the run was not created")
+    match body:
+        case AttemptOpened():
+            return ACCEPTED
+        case GenerationStarted():
+            return _judge_start(state, body)
+        case GenerationReady():
+            return _judge_ready(state, body)
+        case CheckpointCommitted():
+            return _judge_commit(state, body)
+        case SaveAborted():
+            return _judge_abort(state, body)
+        case CheckpointQuarantined():
+            return _judge_quarantine(state, body)
+    raise TypeError(f"no rule for {type(body).__name__}")
+
+
+def _judge_start(state: RunState, body: GenerationStarted) -> Verdict:
+    attempt, current = state.attempts.get(body.attempt), state.current
+    if attempt is None:
+        return Verdict(Outcome.VOID, f"attempt {body.attempt} was not opened")
+    if body.fallback_of is None:
+        if current is not None and attempt.seq <= state.attempts[current.attempt].seq:
+            return Verdict(Outcome.FENCED, f"a younger attempt began generation {current.number}")
+    else:
+        if current is None or current.number < body.fallback_of:
+            return Verdict(Outcome.VOID, f"generation {body.fallback_of} did not start")
+        if current.number > body.fallback_of:
+            return Verdict(Outcome.FENCED, f"generation {current.number} started")
+        if current.attempt != body.attempt or current.ready:
+            return Verdict(Outcome.NEVER, f"generation {current.number} is ready or another attempt's")
+    number = current.number + 1 if current is not None else 1
+    if body.generation != number:
+        return Verdict(Outcome.VOID, f"generation {number} is next, not {body.generation}")
+    point = resume_point(state)
+    if body.resume_from != (point.save if point is not None else None):
+        return Verdict(Outcome.VOID, f"the resume point is {point.save if point else None}")
+    if point is None and state.tip is not None:
+        return Verdict(Outcome.VOID, "the run has commits and none is valid: it does not start from zero")
+    return ACCEPTED
+
+
+def _judge_ready(state: RunState, body: GenerationReady) -> Verdict:
+    fence = _fence(state, body.generation)
+    if fence is not None:
+        return fence
+    if state.generations[-1].attempt != body.attempt:
+        return Verdict(Outcome.NEVER, f"generation {body.generation} is another attempt's")
+    return ACCEPTED
+
+
+def _judge_commit(state: RunState, body: CheckpointCommitted) -> Verdict:
+    if body.save in state.checkpoints:
+        return Verdict(Outcome.NEVER, f"save {body.save} is committed with another manifest")
+    if body.save in state.aborted:
+        return Verdict(Outcome.NEVER, f"save {body.save} was aborted: {state.aborted[body.save]}")
+    fence = _fence(state, body.generation)
+    if fence is not None:
+        return fence
+    if not state.generations[-1].ready:
+        return Verdict(Outcome.VOID, f"generation {body.generation} is not ready")
+    tip = state.checkpoints[state.tip] if state.tip is not None else None
+    if tip is not None and body.step < tip.step:
+        return Verdict(Outcome.NEVER, f"step {body.step} is before step {tip.step} of the tip")
+    return ACCEPTED
+
+
+def _judge_abort(state: RunState, body: SaveAborted) -> Verdict:
+    if body.save in state.checkpoints:
+        return Verdict(Outcome.NEVER, f"save {body.save} is committed")
+    return _fence(state, body.generation) or ACCEPTED
+
+
+def _judge_quarantine(state: RunState, body: CheckpointQuarantined) -> Verdict:
+    if body.save not in state.checkpoints:
+        return Verdict(Outcome.VOID, f"save {body.save} is not committed")
+    if body.reported_by == body.confirmed_by:
+        return Verdict(Outcome.VOID, "one reader alone cannot quarantine")
+    return ACCEPTED
+
+
+def _fence(state: RunState, generation: int) -> Verdict | None:
+    """What stops a record of `generation` because it is not the current one."""
+    number = state.generations[-1].number if state.generations else 0
+    if generation < number:
+        return Verdict(Outcome.FENCED, f"generation {number} started, this is generation {generation}")
+    if generation > number:
+        return Verdict(Outcome.VOID, f"generation {generation} did not start")
+    return None
+
+
+def _apply(state: RunState, item: Record, digest: str) -> None:
+    match item.body:
+        case RunCreated() as body:
+            state.fingerprint = body.fingerprint
+        case AttemptOpened() as body:
+            state.attempts[body.attempt] = OpenedAttempt(item.seq, body.job, body.host)
+        case GenerationStarted() as body:
+            state.tip = body.resume_from
+            state.generations.append(
+                Generation(
+                    number=body.generation,
+                    attempt=body.attempt,
+                    world=body.world,
+                    resume_from=body.resume_from,
+                    fallback_of=body.fallback_of,
+                    candidates=body.candidates,
+                    digest=digest,
+                    time=item.time,
+                )
+            )
+        case GenerationReady():
+            state.generations[-1].ready = True
+        case CheckpointCommitted() as body:
+            state.checkpoints[body.save] = Checkpoint(
+                save=body.save,
+                seq=item.seq,
+                step=body.step,
+                generation=body.generation,
+                parent=state.tip,
+                manifest=body.manifest,
+                payload_bytes=body.payload_bytes,
+                writers=body.writers,
+                metrics=body.metrics,
+                time=item.time,
+            )
+            state.tip = body.save
+        case SaveAborted() as body:
+            state.aborted[body.save] = body.reason
+        case CheckpointQuarantined() as body:
+            state.quarantined[body.save] = body

@@ -1,0 +1,118 @@
+"""Every storage key, in one place.
+
+User strings never become path parts, except the run name, which must match `RUN_NAME`. Every other name is
+derived from numbers, digests and nonces made here, so nothing a trainer sends leads outside its run.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+
+from ckptd.errors import Invalid
+
+FORMAT = 1
+ROOT_MARKER = "ckptd-root.json"
+RUNS = "runs"
+
+RUN_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,127}")
+SAVE_ID = re.compile(r"g[0-9]{8}-[0-9]{12}-[ra][0-9]{1,6}")
+TOKEN_ID = re.compile(r"[0-9a-f]{32}")
+LOG_NAME = re.compile(r"([0-9]{16})\.json")
+PART_NAME = re.compile(r"part-([0-9]{1,6})-[0-9a-f]{16}\.json")
+
+MAX_STEP = 10**12 - 1
+MAX_WRITERS = 10**6
+
+
+def check_run(run: str) -> str:
+    if not isinstance(run, str) or not RUN_NAME.fullmatch(run):
+        raise Invalid(
+            f"run name {str(run)[:160]!r} is not allowed: expected {RUN_NAME.pattern}",
+            do="Use lower-case letters, digits, '.', '_' and '-', at most 128, starting with a letter or digit.",
+            field="run",
+        )
+    return run
+
+
+def check_save(save: str) -> str:
+    if not isinstance(save, str) or not SAVE_ID.fullmatch(save):
+        raise Invalid(f"save id {str(save)[:160]!r} is not allowed: expected {SAVE_ID.pattern}", field="save")
+    return save
+
+
+def check_step(step: int) -> int:
+    if isinstance(step, bool) or not isinstance(step, int) or not 0 <= step <= MAX_STEP:
+        raise Invalid(f"step {step!r} is not allowed: expected an int from 0 to {MAX_STEP}", field="step")
+    return step
+
+
+def new_attempt() -> str:
+    """A fresh name for an incarnation: 128 random bits, never a restart count or a rendezvous id."""
+    return secrets.token_hex(16)
+
+
+def new_nonce() -> str:
+    """Makes a payload or part name that is never used twice."""
+    return secrets.token_hex(8)
+
+
+def save_id(generation: int, step: int, *, all_ranks: bool, count: int) -> str:
+    """The name of one try to save, which every rank derives alike without a word to the others.
+
+    `count` is the how-manieth save of this kind at this step this process is asked for. Saves that all
+    ranks take part in are counted apart from those of rank 0 alone, because only the former are called
+    equally often everywhere.
+    """
+    return f"g{generation:08d}-{check_step(step):012d}-{'a' if all_ranks else 'r'}{count}"
+
+
+def run_folder(run: str) -> str:
+    return f"{RUNS}/{check_run(run)}"
+
+
+def log_folder(run: str) -> str:
+    return f"{run_folder(run)}/log"
+
+
+def log_key(run: str, seq: int) -> str:
+    return f"{log_folder(run)}/{seq:016d}.json"
+
+
+def seq_of(name: str) -> int | None:
+    """The number of a log slot, None for any other name in the folder."""
+    match = LOG_NAME.fullmatch(name)
+    return int(match.group(1)) if match else None
+
+
+def manifest_folder(run: str, save: str) -> str:
+    return f"{run_folder(run)}/manifests/{check_save(save)}"
+
+
+def part_key(run: str, save: str, writer: int, nonce: str) -> str:
+    return f"{manifest_folder(run, save)}/part-{writer}-{nonce}.json"
+
+
+def writer_of(name: str) -> int | None:
+    """The writer of a part manifest, None for any other name in the folder."""
+    match = PART_NAME.fullmatch(name)
+    return int(match.group(1)) if match else None
+
+
+def manifest_key(run: str, save: str, sha256: str) -> str:
+    return f"{manifest_folder(run, save)}/manifest-{sha256[:12]}.json"
+
+
+def generation_of(save: str) -> int:
+    return int(check_save(save)[1:9])
+
+
+def payload_key(run: str, save: str, writer: int, nonce: str) -> str:
+    generation = generation_of(save)
+    return f"{run_folder(run)}/data/g{generation:08d}/{save}/{writer}-{nonce}.safetensors"
+
+
+def tmp_folder(key: str) -> str:
+    """Where an object is written before it gets its name: in the same run, so on the same file system."""
+    parts = key.split("/")
+    return "/".join([*parts[:2], "tmp"]) if parts[0] == RUNS and len(parts) > 2 else "tmp"

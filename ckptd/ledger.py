@@ -1,0 +1,358 @@
+"""What can be done to a run: open, begin, join, ready, commit, abort, quarantine, and the questions about it.
+
+This is the only place where the rules of `history` meet a storage. The service calls it, and so does a client
+that works without the service; both may do so at the same time, because the log orders them.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Callable
+
+from ckptd import answers, layout
+from ckptd.errors import Corrupt, Fenced, Invalid, NotFound, Unavailable, Unreachable
+from ckptd.history import Checkpoint, RunState, candidates, judge, lineage, resume_point
+from ckptd.log import Build, RunLog
+from ckptd.manifest import Manifest, ManifestRef, ObjectRef
+from ckptd.reading import check_size, damage_of, read_manifest
+from ckptd.records import (
+    AttemptOpened,
+    Candidate,
+    CheckpointCommitted,
+    CheckpointQuarantined,
+    Damage,
+    GenerationReady,
+    GenerationStarted,
+    RunCreated,
+    SaveAborted,
+)
+from ckptd.second import SecondReader, read_in_new_process, this_process
+from ckptd.storage.base import Storage
+from ckptd.wire import (
+    AbortRequest,
+    Answer,
+    BeginRequest,
+    CheckpointInfo,
+    CommitRequest,
+    DamageAnswer,
+    DamageReport,
+    HeartbeatAnswer,
+    Latest,
+    OpenRequest,
+    PartsAnswer,
+    RunInfo,
+    SaveStatus,
+)
+
+APPEND_DEADLINE_SECONDS = 30.0
+MAX_CACHED_RUNS = 1000
+
+
+class Ledger:
+    """The runs of one storage. Callable from any thread; holds nothing that is not in the storage."""
+
+    def __init__(
+        self,
+        storage: Storage,
+        *,
+        second_reader: SecondReader = read_in_new_process,
+        deadline_seconds: float = APPEND_DEADLINE_SECONDS,
+        pause: Callable[[float], None] = time.sleep,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.storage = storage
+        self.uuid = storage.check_root()
+        self.deadline_seconds = deadline_seconds
+        self.actor = f"{socket.gethostname()} pid {os.getpid()}"
+        self._second_reader = second_reader
+        self._pause, self._clock = pause, clock
+        self._logs: dict[str, RunLog] = {}
+        self._lock = threading.Lock()
+
+    # An incarnation starts: open, begin, join, ready.
+
+    def open(self, run: str, request: OpenRequest) -> None:
+        """Rank 0, when its client is made: the attempt gets its age. Creates the run if it is new."""
+        opened = AttemptOpened(attempt=request.attempt, job=request.job, host=request.host)
+        self._append(run, lambda state: opened if state.fingerprint else _new_run())
+
+    def begin(self, run: str, request: BeginRequest) -> Answer:
+        """Rank 0, once all ranks are there: start a generation and freeze where it resumes from.
+
+        `Fenced` if a younger attempt began before; `Corrupt` if the run has commits and none is valid;
+        `Unreachable` if the storage does not let the candidates be looked at.
+        """
+        self._look_before_promising(run, request)
+        self._append(run, lambda state: self._start(run, state, request))
+        answer = self.join(run, request.attempt, request.fallback_of)
+        if answer is None:
+            raise Corrupt(f"run {run}: the generation just begun is not in the log", run=run)
+        return answer
+
+    def join(self, run: str, attempt: str, fallback_of: int | None = None) -> Answer | None:
+        """Any rank: the answer of this attempt's generation, None while it has not begun."""
+        log = self._log(run)
+        with log.lock:
+            state = log.replay()
+            generation = state.started(attempt, fallback_of)
+            if generation is not None:
+                return answers.pinned(run, self.uuid, state, generation)
+            opened, current = state.attempts.get(attempt), state.current
+            if opened and current and state.attempts[current.attempt].seq > opened.seq:
+                raise Fenced(
+                    f"run {run}: attempt {attempt} never began, a younger one is generation {current.number}",
+                    run=run,
+                )
+        return None
+
+    def ready(self, run: str, attempt: str, generation: int) -> None:
+        """Rank 0, when all ranks hold the answer's state. From here on commits count."""
+        self._append(run, lambda state: GenerationReady(generation=generation, attempt=attempt))
+
+    def current(self, run: str) -> HeartbeatAnswer:
+        """The run's current generation, 0 before the first."""
+        log = self._log(run)
+        with log.lock:
+            generation = log.replay().current
+        if generation is None:
+            return HeartbeatAnswer(generation=0, attempt=None)
+        return HeartbeatAnswer(generation=generation.number, attempt=generation.attempt)
+
+    # A save becomes a checkpoint: parts, commit or abort.
+
+    def parts(self, run: str, save: str) -> PartsAnswer:
+        """The writers whose part manifests lie in storage. Of two by one writer either will do."""
+        folder = layout.manifest_folder(run, save)
+        parts = {}
+        for name in reversed(self.storage.list(folder)):
+            writer = layout.writer_of(name)
+            if writer is not None:
+                parts[str(writer)] = f"{folder}/{name}"
+        return PartsAnswer(parts=parts)
+
+    def commit(self, run: str, request: CommitRequest) -> None:
+        """Rank 0: make a complete save a checkpoint. Returns when that is durable.
+
+        The manifest and every object it names are looked at first: `Corrupt` or `NotFound` if something is not
+        there in its full size. `Fenced` or `Conflict` if the save does not count.
+        """
+        body = self._commit_body(run, request, None)
+        log = self._log(run)
+        with log.lock:
+            state = log.replay()
+            verdict = judge(state, body)
+        if body.rid not in state.accepted and not verdict.final:
+            manifest = read_manifest(self.storage, request.manifest)
+            self._check_complete(run, request, manifest)
+            body = self._commit_body(run, request, manifest)
+        self._append(run, lambda state: body)
+
+    def abort(self, run: str, save: str, request: AbortRequest) -> None:
+        """Rank 0: this save is off. `Conflict` if it was committed before."""
+        body = SaveAborted(generation=request.generation, save=save, reason=request.reason)
+        self._append(run, lambda state: body)
+
+    def save_status(self, run: str, save: str) -> SaveStatus:
+        """Any rank: what became of a save."""
+        log = self._log(run)
+        with log.lock:
+            state = log.replay()
+            if save in state.checkpoints:
+                return SaveStatus(save=save, status="durable")
+            if save in state.aborted:
+                return SaveStatus(save=save, status="aborted", detail=state.aborted[save])
+            current = state.current
+            if current is not None and current.number > layout.generation_of(save):
+                return SaveStatus(
+                    save=save,
+                    status="fenced",
+                    detail=f"generation {current.number} started before the commit",
+                )
+        return SaveStatus(save=save, status="pending")
+
+    # Damage.
+
+    def report_damage(self, run: str, report: DamageReport) -> DamageAnswer:
+        """Any rank that failed to load: read the object again in another process; quarantine if that confirms."""
+        log = self._log(run)
+        with log.lock:
+            state = log.replay(to_the_end=True)
+            checkpoint = state.checkpoints.get(report.save)
+            known = state.quarantined.get(report.save)
+        if known is not None:
+            return DamageAnswer(confirmed=True, detail=f"in quarantine: {known.damage.object}")
+        if checkpoint is None:
+            raise NotFound(f"run {run} has no checkpoint {report.save}", run=run, save=report.save)
+        ref = self._reference(checkpoint, report.damage.object)
+        reading = self._second_reader(self.storage, ref)
+        if reading.damage is None:
+            return DamageAnswer(confirmed=False, detail=f"{ref.key} is whole for {reading.reader.process}")
+        body = CheckpointQuarantined(
+            save=report.save, damage=reading.damage, reported_by=report.reader, confirmed_by=reading.reader
+        )
+        self._append(run, lambda state: body)
+        return DamageAnswer(confirmed=True, detail=f"{reading.damage.object}: {reading.damage.observed}")
+
+    # Questions.
+
+    def latest(self, run: str) -> Latest:
+        """Where a start would resume now, with the reason for each candidate. Pins and changes nothing."""
+        log = self._log(run)
+        with log.lock:
+            return answers.latest(run, log.replay(to_the_end=True))
+
+    def checkpoints(self, run: str) -> list[CheckpointInfo]:
+        """All checkpoints of a run, in the order of their commits. `NotFound` for a run that is none."""
+        log = self._log(run)
+        with log.lock:
+            state = self._existing(log)
+            return [answers.checkpoint_info(state, checkpoint) for checkpoint in state.checkpoints.values()]
+
+    def checkpoint_at(self, run: str, step: int) -> CheckpointInfo:
+        """The newest checkpoint of `step`, the one on the current line if there are several."""
+        layout.check_step(step)
+        log = self._log(run)
+        with log.lock:
+            state = self._existing(log)
+            on_line = [c for c in lineage(state) if c.step == step]
+            others = [c for c in reversed(state.checkpoints.values()) if c.step == step]
+            if not others:
+                steps = sorted({c.step for c in state.checkpoints.values()})
+                raise NotFound(f"run {run} has no checkpoint of step {step}; it has {steps[-20:]}", run=run)
+            return answers.checkpoint_info(state, (on_line or others)[0])
+
+    def manifest(self, ref: ManifestRef) -> Manifest:
+        return read_manifest(self.storage, ref)
+
+    def runs(self) -> list[str]:
+        """The names of all runs, sorted."""
+        return [name for name in self.storage.list(layout.RUNS) if layout.RUN_NAME.fullmatch(name)]
+
+    def run_info(self, run: str) -> RunInfo:
+        """A run in one line. Damage in its log is told in `problem`, not raised."""
+        log = self._log(run)
+        with log.lock:
+            problem = None
+            try:
+                self._existing(log)
+            except Corrupt as error:
+                problem = error.message
+            return answers.run_info(run, log.state, problem)
+
+    # How.
+
+    def _log(self, run: str) -> RunLog:
+        layout.check_run(run)
+        with self._lock:
+            if len(self._logs) > MAX_CACHED_RUNS:
+                self._logs.clear()  # a cache: whoever works with one of them keeps it
+            if run not in self._logs:
+                self._logs[run] = RunLog(self.storage, run, actor=self.actor, pause=self._pause, clock=self._clock)
+            return self._logs[run]
+
+    def _append(self, run: str, build: Build) -> None:
+        self._log(run).append(build, deadline_seconds=self.deadline_seconds)
+
+    def _existing(self, log: RunLog) -> RunState:
+        state = log.replay(to_the_end=True)
+        if not state.fingerprint:
+            raise NotFound(
+                f"there is no run {log.run} on {self.storage.url}", do="`ckptd runs` lists them.", run=log.run
+            )
+        return state
+
+    def _start(self, run: str, state: RunState, request: BeginRequest) -> GenerationStarted:
+        point, looked_at = resume_point(state), candidates(state)
+        begun = state.started(request.attempt, request.fallback_of)  # by an earlier try of this call
+        if point is None and state.tip is not None and begun is None:
+            raise Corrupt(
+                f"run {run} has {len(state.checkpoints)} checkpoints and none of its line is valid;"
+                " it is not started from zero",
+                run=run,
+                candidates=[c.model_dump() for c in looked_at],
+            )
+        return GenerationStarted(
+            generation=(state.current.number if state.current else 0) + 1,
+            attempt=request.attempt,
+            world=request.world,
+            resume_from=point.save if point else None,
+            fallback_of=request.fallback_of,
+            candidates=looked_at,
+        )
+
+    def _look_before_promising(self, run: str, request: BeginRequest) -> None:
+        """Pass over checkpoints whose files are evidently gone or cut, so that no rank is sent to them."""
+        log = self._log(run)
+        while True:
+            with log.lock:
+                state = log.replay()
+                begun, point = state.started(request.attempt, request.fallback_of), resume_point(state)
+            if begun is not None or point is None:
+                return
+            try:
+                damage = self._glance(point)
+            except Unavailable as error:
+                looked_at = Candidate(save=point.save, step=point.step, valid=False, reason=error.message[:1000])
+                raise Unreachable(
+                    f"run {run}: the checkpoint of step {point.step} cannot be looked at: {error.message}",
+                    run=run,
+                    candidates=[looked_at.model_dump()],
+                ) from error
+            if damage is None:
+                return
+            report = DamageReport(save=point.save, damage=damage, reader=this_process())
+            if not self.report_damage(run, report).confirmed:
+                return  # only we saw it; the ranks that load will tell
+
+    def _glance(self, checkpoint: Checkpoint) -> Damage | None:
+        """A cheap look: the manifest's digest, and that every object is there in its full size."""
+        try:
+            for ref in read_manifest(self.storage, checkpoint.manifest).objects():
+                check_size(self.storage, ref)
+        except Corrupt as error:
+            damage = damage_of(error)
+            if damage is None:
+                raise
+            return damage
+        return None
+
+    def _check_complete(self, run: str, request: CommitRequest, manifest: Manifest) -> None:
+        named = (manifest.run, manifest.generation, manifest.save, manifest.step, len(manifest.parts))
+        asked = (run, request.generation, request.save, request.step, request.writers)
+        if named != asked:
+            raise Invalid(f"the manifest {request.manifest.key} is of {named}, the commit of {asked}", run=run)
+        for ref in manifest.objects():
+            check_size(self.storage, ref)
+
+    def _commit_body(self, run: str, request: CommitRequest, manifest: Manifest | None) -> CheckpointCommitted:
+        expected_key = layout.manifest_key(run, request.save, request.manifest.sha256)
+        if request.manifest.key != expected_key:
+            raise Invalid(f"manifest key {request.manifest.key!r}: expected {expected_key}", field="manifest.key")
+        if layout.generation_of(request.save) != request.generation:
+            raise Invalid(f"save {request.save} is not of generation {request.generation}", field="generation")
+        return CheckpointCommitted(
+            generation=request.generation,
+            save=request.save,
+            step=request.step,
+            manifest=request.manifest,
+            payload_bytes=manifest.payload_bytes if manifest else 0,
+            writers=request.writers,
+            metrics=manifest.metrics if manifest else {},
+        )
+
+    def _reference(self, checkpoint: Checkpoint, key: str) -> ObjectRef | ManifestRef:
+        """What the checkpoint says about the object a reader complained about."""
+        if key == checkpoint.manifest.key:
+            return checkpoint.manifest
+        for ref in read_manifest(self.storage, checkpoint.manifest).objects():
+            if ref.key == key:
+                return ref
+        raise Invalid(f"{key!r} is no object of checkpoint {checkpoint.save}", field="damage.object")
+
+
+def _new_run() -> RunCreated:
+    return RunCreated(fingerprint=secrets.token_hex(16))

@@ -1,0 +1,224 @@
+"""A run's log on a storage: reading it in order, and appending to it.
+
+An append has three outcomes. It returns: the record is in the log, counts, and is durable. It raises `Fenced` or
+`Conflict`: the record does not count; if the error is final, it never will. It raises `OutcomeUnknown`: the
+storage did not tell before the deadline; the same append again finds out, and never doubles the record.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from ckptd import layout
+from ckptd.digests import sha256_hex
+from ckptd.errors import (
+    AlreadyExists,
+    Conflict,
+    Corrupt,
+    Fenced,
+    NotFound,
+    OutcomeUnknown,
+    Unavailable,
+    describe,
+)
+from ckptd.history import Outcome, RunState, Verdict, advance, judge
+from ckptd.records import MAX_RECORD_BYTES, Body, damaged_slot, decode, encode, record
+from ckptd.storage.base import Storage
+
+Build = Callable[[RunState], Body]
+
+
+@dataclass(frozen=True)
+class _Next:
+    """What an append found: the record it would write into slot `seq`, the verdict on it, and the slot in which
+    an earlier write of the same record landed."""
+
+    body: Body
+    seq: int
+    prev: str
+    verdict: Verdict
+    landed: int | None
+
+
+class RunLog:
+    """The log of one run, and the state folded from the longest prefix read so far. Callable from any thread.
+
+    `state` is replaced by nothing and grows in place under `lock`: look at it only while holding the lock.
+    """
+
+    def __init__(
+        self,
+        storage: Storage,
+        run: str,
+        *,
+        actor: str,
+        pause: Callable[[float], None] = time.sleep,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.storage = storage
+        self.run = layout.check_run(run)
+        self.actor = actor
+        self.lock = threading.RLock()
+        self.state = RunState()
+        self._pause = pause
+        self._clock = clock
+
+    def replay(self, *, known: int = 0, to_the_end: bool = False) -> RunState:
+        """Read the records that came since the last look. `Corrupt` when a slot is damaged or missing: then the
+        run is read-only, because what follows cannot be judged. Call it with `lock` held to use the state.
+
+        `known` is a slot seen to be filled, should the listing be older than that. `to_the_end` looks behind the
+        end of the listing: needed before anybody is told that something is not in the log."""
+        with self.lock:
+            names = self.storage.list(layout.log_folder(self.run))
+            last = max((seq for seq in map(layout.seq_of, names) if seq is not None), default=0)
+            if 0 < self.state.seq and last <= self.state.seq:
+                self._check_last_slot()
+            for seq in range(self.state.seq + 1, max(last, known) + 1):
+                self._read_slot(seq)
+            while to_the_end and self._has(self.state.seq + 1):
+                self._read_slot(self.state.seq + 1)
+            return self.state
+
+    def append(self, build: Build, *, deadline_seconds: float) -> str:
+        """Append what `build` makes of the state, unless it is there already; the rid of the record.
+
+        `build` is called again for every new state and may raise to give up. It must give the same rid each
+        time.
+        """
+        give_up_at = self._clock() + deadline_seconds
+        known = 0
+        written: str | None = None
+        while True:
+            try:
+                found = self._look(build, known)
+            except Unavailable as error:
+                if written is None:
+                    raise
+                if self._clock() >= give_up_at:
+                    raise self._unknown(written, layout.log_key(self.run, known), error) from error
+                self._pause(0.1)
+                continue
+            rid = found.body.rid
+            if found.landed is not None:
+                self._settle(found.landed, rid, give_up_at)
+                return rid
+            if not found.verdict.accepted:
+                if not found.verdict.final and self._has(found.seq):
+                    known = found.seq  # the listing was old: there is more to read before anything may be said
+                    continue
+                raise self._refusal(found.verdict, found.body)
+            if written is not None and self._clock() >= give_up_at:
+                raise self._crowded(rid)
+            now = datetime.now(UTC).isoformat(timespec="milliseconds")
+            data = encode(record(found.seq, found.prev, found.body, actor=self.actor, time=now))
+            self._fill(found.seq, data, rid, give_up_at)
+            known, written = found.seq, rid
+
+    def _look(self, build: Build, known: int) -> _Next:
+        """Read on, and see what would become of the record."""
+        with self.lock:
+            state = self.replay(known=known)
+            body = build(state)
+            landed = state.accepted.get(body.rid)
+            return _Next(body, state.seq + 1, state.digest, judge(state, body), landed)
+
+    def _fill(self, seq: int, data: bytes, rid: str, give_up_at: float) -> None:
+        """Put `data` into slot `seq` until the slot holds something, whatever the storage answers meanwhile.
+
+        Never the next slot before this one is known: a write of ours that seemed lost may land later, and must
+        then find its slot taken or be the one that took it.
+        """
+        slot = layout.log_key(self.run, seq)
+        first_cause: Exception | None = None
+        delay = 0.01
+        while True:
+            try:
+                self.storage.put(slot, [data], len(data))
+            except AlreadyExists:
+                pass
+            except Unavailable as error:
+                first_cause = first_cause or error
+            try:
+                found = self.storage.get(slot, MAX_RECORD_BYTES)
+                if found == data:
+                    self.storage.sync(slot)
+                return
+            except (NotFound, Unavailable) as error:
+                first_cause = first_cause or error
+            if self._clock() >= give_up_at:
+                raise self._unknown(rid, slot, first_cause) from first_cause
+            self._pause(delay * (0.5 + random.random()))
+            delay = min(delay * 2, 1.0)
+
+    def _settle(self, seq: int, rid: str, give_up_at: float) -> None:
+        """Make an earlier write of ours durable before it is called so. It is read again before each sync: what
+        a cache showed may never have reached the medium."""
+        slot = layout.log_key(self.run, seq)
+        delay = 0.01
+        while True:
+            try:
+                found = decode(self.storage.get(slot, MAX_RECORD_BYTES), key=slot, seq=seq).rid
+                if found != rid:
+                    raise damaged_slot(slot, f"record {rid}, which was there before", f"record {found}")
+                return self.storage.sync(slot)
+            except NotFound as error:
+                raise damaged_slot(slot, f"record {rid}, which was there before", "no file") from error
+            except Unavailable as error:
+                if self._clock() >= give_up_at:
+                    raise self._unknown(rid, slot, error) from error
+            self._pause(delay)
+            delay = min(delay * 2, 1.0)
+
+    def _read_slot(self, seq: int) -> None:
+        key = layout.log_key(self.run, seq)
+        try:
+            data = self.storage.get(key, MAX_RECORD_BYTES)
+        except NotFound as error:
+            raise damaged_slot(key, "a record, for later slots are filled", "no file") from error
+        except Corrupt as error:
+            raise damaged_slot(key, f"at most {MAX_RECORD_BYTES} bytes", "more") from error
+        item = decode(data, key=key, seq=seq)
+        if item.prev != self.state.digest:
+            before = f"slot {seq - 1} with sha256 {item.prev[:12]}.. before it"
+            raise damaged_slot(key, before, f"one with {self.state.digest[:12]}..")
+        advance(self.state, item, sha256_hex(data))
+
+    def _check_last_slot(self) -> None:
+        """A listing may be old, but a slot once read must still be there, as it was."""
+        key = layout.log_key(self.run, self.state.seq)
+        try:
+            data = self.storage.get(key, MAX_RECORD_BYTES)
+        except NotFound as error:
+            raise damaged_slot(key, "a record that was there before", "no file") from error
+        if sha256_hex(data) != self.state.digest:
+            raise damaged_slot(key, "the bytes read before", "other bytes")
+
+    def _has(self, seq: int) -> bool:
+        try:
+            self.storage.get(layout.log_key(self.run, seq), MAX_RECORD_BYTES)
+        except NotFound:
+            return False
+        return True
+
+    def _refusal(self, verdict: Verdict, body: Body) -> Fenced | Conflict:
+        kind = Fenced if verdict.outcome is Outcome.FENCED else Conflict
+        return kind(f"run {self.run}: {body.rid} does not count: {verdict.reason}", run=self.run, final=verdict.final)
+
+    def _crowded(self, rid: str) -> Unavailable:
+        return Unavailable(
+            f"run {self.run}: {rid} was not written: other writers took every slot until the deadline", run=self.run
+        )
+
+    def _unknown(self, rid: str, slot: str, cause: Exception | None) -> OutcomeUnknown:
+        why = describe(cause) if cause is not None else "no answer"
+        return OutcomeUnknown(
+            f"run {self.run}: it is not known whether {rid} landed in {slot}: {why}",
+            run=self.run,
+            object=slot,
+        )

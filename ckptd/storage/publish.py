@@ -1,0 +1,150 @@
+"""How a new file gets its name: whole, once, and never over another one.
+
+Not by O_EXCL on the final name, which shows readers an empty or half-written file, and not by a bare rename,
+which overwrites. A lost race is a FileExistsError here; `LocalStorage` turns it into `AlreadyExists`.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from filelock import Timeout, UnixFileLock
+
+from ckptd.errors import Invalid, Unavailable
+from ckptd.storage.base import Buffer
+from ckptd.storage.files import WRITE_FLAGS, flat, if_there, names_in, os_error, os_errors, write_all
+
+_NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
+_log = logging.getLogger("ckptd.storage")
+
+
+@dataclass(frozen=True)
+class NewFile:
+    """A written file `nonce` in the open folder `tmp`, about to become `name` in the open `folder`."""
+
+    tmp: int
+    nonce: str
+    written: os.stat_result
+    folder: int
+    name: str
+    path: str
+
+
+def write_aside(tmp: int, nonce: str, path: str, chunks: Iterable[Buffer], size: int) -> os.stat_result:
+    """Write, fsync and close the file `nonce` in the open folder `tmp`; its identity.
+
+    It is read-only from birth, as far as the umask allows. Any failure, that of fsync above all, gives the
+    file up for good: the kernel reports a lost write once and may then call the same file clean.
+    """
+    with os_errors("create", path, size):
+        fd = os.open(nonce, WRITE_FLAGS, 0o444, dir_fd=tmp)
+    try:
+        done = 0
+        for chunk in chunks:
+            view = flat(chunk)
+            done += view.nbytes
+            if done > size:
+                break
+            with os_errors("write", path, size):
+                write_all(fd, view)
+        if done != size:
+            found = f"at least {done}" if done > size else f"{done}"
+            raise Invalid(
+                f"the chunks for {path} do not add up: expected {size} bytes, found {found}",
+                do="Pass the size of all chunks together.",
+                expected=size,
+                found=done,
+            )
+        with os_errors("fsync", path, size):
+            os.fsync(fd)
+            written = os.fstat(fd)
+    except BaseException:
+        try:
+            os.close(fd)
+        except OSError as error:
+            _log.warning("closing the abandoned %s failed too: %s", path, error)
+        raise
+    with os_errors("close", path, size):  # where network drives report a full quota
+        os.close(fd)
+    return written
+
+
+def by_link(new: NewFile, *, lock_url: str) -> None:
+    """Publish by link(2). `lock_url` is what the error names for a mount without hard links."""
+    try:
+        os.link(new.nonce, new.name, src_dir_fd=new.tmp, dst_dir_fd=new.folder, follow_symlinks=False)
+    except OSError as error:
+        if _is_published(new, error):
+            return
+        if error.errno in _NO_LINKS:
+            name = errno.errorcode[error.errno]
+            raise Unavailable(
+                f"the drive refused a hard link ({name}), which is how {new.path} gets its name",
+                do="Check the permissions. If this mount has no hard links, use the URL "
+                f"{lock_url}, with which one host only may write.",
+                errno=name,
+                path=new.path,
+                operation="link",
+            ) from error
+        raise os_error(error, "link", new.path) from error
+
+
+def by_rename(new: NewFile, lock_path: str, deadline_seconds: float) -> None:
+    """Publish by rename under a lock file, for mounts without hard links.
+
+    flock(2) excludes the processes of one host for certain, those of several only on some drives. The lock
+    is the native one and never its soft replacement, which would outlive a killed process.
+    """
+    lock = UnixFileLock(lock_path, timeout=deadline_seconds, poll_interval=0.01, fallback_to_soft=False)
+    try:
+        with lock:
+            if new.name in names_in(new.folder):
+                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), new.path)
+            os.rename(new.nonce, new.name, src_dir_fd=new.tmp, dst_dir_fd=new.folder)
+    except FileExistsError:
+        raise
+    except Timeout as error:
+        raise Unavailable(
+            f"the lock {lock_path} was not free within {deadline_seconds} s, so {new.path} was not published",
+            do="Retry; if it stays, look for a writer that hangs on this drive.",
+            path=new.path,
+            operation="lock",
+        ) from error
+    except OSError as error:
+        if not _is_published(new, error):
+            raise os_error(error, "rename", new.path) from error
+
+
+def discard(tmp: int, nonce: str, path: str) -> None:
+    """Remove the temporary name. If that fails it costs space and nothing else, so it must not hide how the
+    put itself ended."""
+    try:
+        os.unlink(nonce, dir_fd=tmp)
+    except FileNotFoundError:
+        return  # renamed, or never created
+    except OSError as error:
+        _log.warning("%s stays behind: %s", path, error)
+
+
+def _is_published(new: NewFile, error: OSError) -> bool:
+    """After a failed publish: True if the name is our file (it was made, only the answer got lost), False if
+    nobody has the name or it cannot be told; FileExistsError if another file has it.
+
+    The error alone says little: sftp answers a taken name as it answers any failure, which arrives as EPERM.
+    Some FUSE drives give the same file another inode number under its new name; there one's own lost answer
+    is a FileExistsError too, and the caller has to read what is there.
+    """
+    try:
+        holder = if_there(new.folder, new.name, lambda: os.stat(new.name, dir_fd=new.folder, follow_symlinks=False))
+    except OSError as second:
+        _log.debug("cannot tell who has %s: %s", new.path, second)
+        return False
+    if holder is None:
+        return False
+    if os.path.samestat(holder, new.written):
+        return True
+    raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), new.path) from error

@@ -1,0 +1,160 @@
+"""What the ledger is asked and what it answers: the same values in process and over HTTP.
+
+Requests are bounded field by field; answers carry the reasons for what they say. An answer about a generation is
+made from its record alone, so every rank that asks gets equal bytes.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from ckptd.manifest import Frozen, ManifestRef, Metrics, SaveId, Step, Writer
+from ckptd.records import Attempt, Candidate, Damage, GenerationNumber, Label, Observer, Reason
+
+World = Annotated[int, Field(gt=0, lt=10**6)]
+
+
+class StorageInfo(Frozen):
+    """Where the service keeps runs. Payload goes there straight from the trainer."""
+
+    url: str
+    uuid: str
+    version: str
+
+
+class OpenRequest(Frozen):
+    attempt: Attempt
+    job: Label
+    host: Label
+
+
+class BeginRequest(Frozen):
+    """`job` and `takeover` are for politeness between live jobs only; no rule of the log reads them."""
+
+    attempt: Attempt
+    job: Label
+    world: World
+    fallback_of: GenerationNumber | None = None
+    takeover: bool = False
+
+
+class ReadyRequest(Frozen):
+    attempt: Attempt
+
+
+class PartReport(Frozen):
+    """A hint that a writer's part manifest lies in storage; what counts is the storage."""
+
+    writer: Writer
+
+
+class CommitRequest(Frozen):
+    generation: GenerationNumber
+    save: SaveId
+    step: Step
+    writers: World
+    manifest: ManifestRef
+
+
+class AbortRequest(Frozen):
+    generation: GenerationNumber
+    reason: Reason
+
+
+class DamageReport(Frozen):
+    """One reader's finding about a committed checkpoint; the ledger reads again before it believes it."""
+
+    save: SaveId
+    damage: Damage
+    reader: Observer
+
+
+class DamageAnswer(Frozen):
+    """`confirmed` by a second reading of another process: the checkpoint is in quarantine."""
+
+    confirmed: bool
+    detail: str
+
+
+class Heartbeat(Frozen):
+    """Rank 0 of a live job, every few seconds. Nothing depends on it but politeness."""
+
+    attempt: Attempt
+    job: Label
+    host: Label
+
+
+class HeartbeatAnswer(Frozen):
+    """The run's current generation and the attempt that began it, so that a fenced job learns of it early."""
+
+    generation: int
+    attempt: Attempt | None
+
+
+class CheckpointInfo(Frozen):
+    save: SaveId
+    step: Step
+    generation: GenerationNumber
+    parent: SaveId | None
+    manifest: ManifestRef
+    payload_bytes: int
+    writers: int
+    metrics: Metrics
+    time: str
+    status: Literal["valid", "quarantined"] = "valid"
+    is_tip: bool = False
+    is_resume_point: bool = False
+
+
+class Answer(Frozen):
+    """The one pinned answer for all ranks of an incarnation. `record_sha256` is what they compare."""
+
+    answer: Literal["found", "none"]
+    run: str
+    generation: GenerationNumber
+    attempt: Attempt
+    world: int
+    fallback_of: GenerationNumber | None
+    checkpoint: CheckpointInfo | None
+    candidates: tuple[Candidate, ...]
+    record_sha256: str
+    storage_uuid: str
+
+
+class Latest(Frozen):
+    """Where a start would resume now. For people and tools; it pins nothing."""
+
+    answer: Literal["found", "none", "corrupt"]
+    run: str
+    generation: int
+    checkpoint: CheckpointInfo | None
+    candidates: tuple[Candidate, ...]
+
+
+class PartsAnswer(Frozen):
+    """The writers whose parts lie in storage, by the key of each one's part manifest."""
+
+    parts: dict[str, str]
+
+
+class SaveStatus(Frozen):
+    """`pending`, `durable` (committed), `aborted`, or `fenced` (a younger generation started before)."""
+
+    save: SaveId
+    status: Literal["pending", "durable", "aborted", "fenced"]
+    detail: str = ""
+
+
+class RunInfo(Frozen):
+    run: str
+    generation: int
+    ready: bool
+    records: int
+    void_records: int
+    checkpoints: int
+    resume_step: int | None
+    tip_step: int | None
+    last_commit: str | None
+    problem: str | None = None

@@ -1,0 +1,273 @@
+"""One start of the job, as its ranks live it together: one answer, one vote, one "ready".
+
+Rank 0 begins a generation; the others join it; all compare what they hold. All load and vote: if every rank has the
+state, they install it and rank 0 declares the generation ready. If one could not read it, rank 0 hands in what was
+found and begins a new generation as the fallback of this one. The answer never moves inside a generation, so no two
+ranks can hold different steps.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import socket
+import time
+from collections.abc import Callable, Mapping, MutableMapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from ckptd.errors import (
+    CkptdError,
+    Corrupt,
+    InUse,
+    Invalid,
+    NotInitialised,
+    Unavailable,
+    Unreachable,
+    describe,
+    from_dict,
+)
+from ckptd.reading import damage_of
+from ckptd.records import Damage, Observer
+from ckptd.second import this_process
+from ckptd.wire import Answer, BeginRequest, DamageReport, OpenRequest
+from ckptd_client.agreement import Agreement
+from ckptd_client.loading import Found, State
+from ckptd_client.stateful import check, install
+from ckptd_client.transport import Transport
+
+log = logging.getLogger("ckptd")
+T = TypeVar("T")
+Live = MutableMapping[str, object]
+MAX_FALLBACKS = 3
+IN_USE_SECONDS = 45.0
+RETRY_SECONDS = 1.0
+
+
+@dataclass(frozen=True)
+class Identity:
+    """Who starts: `attempt` names the incarnation, `job` is shown to people and to politeness."""
+
+    rank: int
+    world: int
+    attempt: str
+    job: str
+    takeover: bool
+    deadline_seconds: float
+
+    def opening(self) -> OpenRequest:
+        return OpenRequest(attempt=self.attempt, job=self.job, host=socket.gethostname())
+
+
+class Incarnation:
+    """Every rank has one; all ranks call the same methods in the same order, on their training threads."""
+
+    def __init__(self, who: Identity, transport: Transport, agreement: Agreement) -> None:
+        self.who = who
+        self.found: Found | None = None
+        self._transport = transport
+        self._agreement = agreement
+        self._ready = False
+        self._restores = 0
+        self.answer = self._pin(fallback_of=None)
+
+    def restore(self, app_state: Live, per_rank: Live | None) -> int:
+        """Load the answer into the live state, or together the one before it; the step."""
+        reasons: list[str] = []
+        for _ in range(MAX_FALLBACKS + 1):
+            if self._load_together(app_state, per_rank, reasons):
+                self._agree_ready()
+                return self.found.step if self.found is not None else 0
+            if self._ready:
+                break
+            self.answer = self._pin(fallback_of=self.answer.generation)
+        raise Corrupt(
+            f"run {self.answer.run}: no checkpoint could be loaded", run=self.answer.run, candidates=reasons
+        )
+
+    def declare_ready(self) -> None:
+        """Rank 0, once: commits of this generation count from here on. `restore` does it; after `latest` by hand
+        the first save does, on the save thread."""
+        if not self._ready:
+            self._transport.ready(self.who.attempt, self.answer.generation)
+            self._ready = True
+
+    # One answer.
+
+    def _pin(self, fallback_of: int | None) -> Answer:
+        """Rank 0 begins, the others join, and all make sure that they hold the same answer."""
+        name = f"begin/{fallback_of or 0}"
+        answer: Answer | None = None
+        error: CkptdError | None = None
+        try:
+            if self.who.rank == 0:
+                answer = self._begin(fallback_of)
+                self._agreement.say(name, "begun")
+            elif self._agreement.hear(name) == "begun":
+                deadline = self.who.deadline_seconds
+                answer = self._transport.join(self.who.attempt, fallback_of, deadline_seconds=deadline)
+            if answer is not None:
+                self._check_same_storage(answer)
+        except CkptdError as caught:
+            error = caught
+            if self.who.rank == 0:
+                self._agreement.say(name, "failed")
+        ballots = self._vote(
+            f"answer/{fallback_of or 0}", {"digest": answer.record_sha256 if answer else None}, error
+        )
+        if answer is None or len({b["digest"] for b in ballots}) != 1:
+            raise Unreachable(f"the ranks hold different answers: {ballots}", run=self._transport.run)
+        self.found = None
+        if answer.checkpoint is not None:
+            self.found = Found(answer, answer.checkpoint, self._transport, self.who.rank)
+        return answer
+
+    def _begin(self, fallback_of: int | None) -> Answer:
+        """Rank 0. Another job that was heard of a moment ago may be the dead one we replace: give it time to fall
+        silent before it counts as alive."""
+        request = BeginRequest(
+            attempt=self.who.attempt,
+            job=self.who.job,
+            world=self.who.world,
+            fallback_of=fallback_of,
+            takeover=self.who.takeover,
+        )
+        give_up_at = time.monotonic() + IN_USE_SECONDS
+        while True:
+            try:
+                return patiently(lambda: self._transport.begin(request), self.who.deadline_seconds)
+            except InUse as error:
+                if time.monotonic() >= give_up_at:
+                    raise
+                log.warning("%s; waiting whether it is still alive", error.message)
+            time.sleep(RETRY_SECONDS)
+
+    def _check_same_storage(self, answer: Answer) -> None:
+        """Every rank: the storage mounted here is the one the answer is about."""
+        mine = self._transport.ledger.uuid
+        if mine != answer.storage_uuid:
+            raise NotInitialised(
+                f"rank {self.who.rank} sees storage {mine}, the run lies on storage {answer.storage_uuid}",
+                do="Mount the shared storage on this machine too.",
+            )
+
+    # One vote.
+
+    def _load_together(self, app_state: Live, per_rank: Live | None, reasons: list[str]) -> bool:
+        """Load, vote, install. False when some rank could not read it: then another answer is needed."""
+        self._restores += 1
+        loaded: tuple[State, State | None] | None = None
+        error: CkptdError | None = None
+        ballot: dict[str, Any] = {"reader": this_process().model_dump()}
+        try:
+            loaded = self._load(app_state, per_rank)
+        except Corrupt as caught:
+            damage = damage_of(caught)
+            if damage is not None:
+                ballot["damage"] = damage.model_dump()
+            else:
+                error = caught
+        except Unavailable as caught:
+            ballot["unreadable"] = describe(caught)
+        except CkptdError as caught:
+            error = caught
+        ballots = self._vote(f"loaded/{self._restores}", ballot, error)
+        failed = [(rank, b) for rank, b in enumerate(ballots) if "damage" in b or "unreadable" in b]
+        if failed and self.found is not None:
+            reasons += [f"step {self.found.step} ({self.found.save}), rank {rank}: {_why(b)}" for rank, b in failed]
+            if self.who.rank == 0:
+                self._hand_in(self.found, failed)
+            return False
+        if loaded is not None:
+            self._install_together(app_state, per_rank, *loaded)
+        return True
+
+    def _load(self, app_state: Live, per_rank: Live | None) -> tuple[State, State | None] | None:
+        if self.found is None:
+            return None
+        shared = self.found.read_shared()
+        check(app_state, shared)
+        own = self.found.read_per_rank() if per_rank is not None else None
+        if own is not None and per_rank is not None:
+            check(per_rank, own)
+        return shared, own
+
+    def _install_together(
+        self, app_state: Live, per_rank: Live | None, shared: Mapping[str, object], own: State | None
+    ) -> None:
+        """Nobody trains before all have installed: a rank that fails half-way takes the others with it."""
+        error: CkptdError | None = None
+        try:
+            install(app_state, shared)
+            if own is not None and per_rank is not None:
+                install(per_rank, own)
+        except CkptdError as caught:
+            error = caught
+        except Exception as caught:  # noqa: BLE001 - whatever a load_state_dict raises goes to all ranks
+            error = Invalid(f"load_state_dict failed: {describe(caught)}", do="See the error above this one.")
+            error.__cause__ = caught
+        self._vote(f"installed/{self._restores}", {}, error)
+
+    def _hand_in(self, found: Found, failed: list[tuple[int, dict[str, Any]]]) -> None:
+        """Rank 0 reports what the ranks found. What the second reading does not confirm is tried once more."""
+        for rank, ballot in failed:
+            log.warning("rank %d could not load step %d: %s", rank, found.step, _why(ballot))
+            if "damage" not in ballot:
+                continue
+            report = DamageReport(
+                save=found.save,
+                damage=Damage.model_validate(ballot["damage"]),
+                reader=Observer.model_validate(ballot["reader"]),
+            )
+            told = self._transport.report_damage(report)
+            log.warning("second reading of step %d: %s", found.step, told.detail)
+
+    def _agree_ready(self) -> None:
+        """Rank 0 says that all ranks hold the state; the others go on when that is in the log."""
+        name = f"ready/{self._restores}"
+        if self.who.rank != 0:
+            word = self._agreement.hear(name)
+            if word:
+                raise from_dict(json.loads(word))
+            return
+        try:
+            patiently(self.declare_ready, self.who.deadline_seconds)
+        except CkptdError as error:
+            self._agreement.say(name, json.dumps(error.to_dict()))
+            raise
+        self._agreement.say(name, "")
+
+    def _vote(self, name: str, ballot: dict[str, Any], error: CkptdError | None) -> list[dict[str, Any]]:
+        """All ranks' ballots. Raises on every rank if any has an error: its own, or the other's with its rank."""
+        mine = {**ballot, "error": error.to_dict()} if error is not None else ballot
+        ballots: list[dict[str, Any]] = [json.loads(vote) for vote in self._agreement.vote(name, json.dumps(mine))]
+        if error is not None:
+            raise error
+        for rank, other in enumerate(ballots):
+            if "error" in other:
+                failure = dict(other["error"])
+                raise from_dict({**failure, "message": f"rank {rank}: {failure['message']}"})
+        return ballots
+
+
+def patiently(call: Callable[[], T], deadline_seconds: float) -> T:
+    """At the start there is time: an outage is waited out until the deadline, then it is `Unreachable`."""
+    give_up_at = time.monotonic() + deadline_seconds
+    while True:
+        try:
+            return call()
+        except (NotInitialised, Unreachable):
+            raise
+        except Unavailable as error:
+            if time.monotonic() >= give_up_at:
+                raise Unreachable(error.message, **error.fields) from error
+            log.warning("%s; trying again", error.message)
+        time.sleep(min(RETRY_SECONDS, max(0.0, give_up_at - time.monotonic())))
+
+
+def _why(ballot: dict[str, Any]) -> str:
+    damage = ballot.get("damage")
+    if damage is None:
+        return str(ballot.get("unreadable"))
+    where = damage["object"] if damage["chunk"] is None else f"{damage['object']}, chunk {damage['chunk']}"
+    return f"{where}: expected {damage['expected']}, observed {damage['observed']}"

@@ -1,0 +1,313 @@
+"""The client's way to the ledger: through the service, or straight on the storage.
+
+With a storage URL the client runs the protocol itself. With a service URL it asks the service, and when that does
+not answer for `patience_seconds` it goes to the storage directly (unless `direct` is off): the log orders both, so
+going around the service is always safe. Every call is idempotent; `Unavailable` means: not now.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import httpx
+import stamina
+from pydantic import BaseModel
+
+from ckptd import layout
+from ckptd.errors import CkptdError, Invalid, NotInitialised, Unavailable, Unreachable, describe, from_dict
+from ckptd.ledger import Ledger
+from ckptd.storage import open_storage
+from ckptd.storage.base import Storage
+from ckptd.wire import (
+    AbortRequest,
+    Answer,
+    BeginRequest,
+    CommitRequest,
+    DamageAnswer,
+    DamageReport,
+    Heartbeat,
+    HeartbeatAnswer,
+    OpenRequest,
+    PartReport,
+    PartsAnswer,
+    ReadyRequest,
+    SaveStatus,
+    StorageInfo,
+)
+
+log = logging.getLogger("ckptd")
+T = TypeVar("T")
+M = TypeVar("M", bound=BaseModel)
+
+REQUEST_SECONDS = 40.0  # above the service's own append deadline
+LONG_POLL_SECONDS = 2.0
+DAMAGE_SECONDS = 3600.0
+FIRST_PAUSE_SECONDS, LAST_PAUSE_SECONDS = 0.02, 1.0
+
+
+class Transport:
+    """Callable from any thread. `url` is a service's or a storage's; `storage_url` is where this machine sees the
+    service's storage, if that differs from what the service calls it."""
+
+    def __init__(
+        self,
+        url: str,
+        run: str,
+        *,
+        token: str | None = None,
+        storage_url: str | None = None,
+        direct: bool = True,
+        patience_seconds: float = 5.0,
+    ) -> None:
+        self.run = layout.check_run(run)
+        self._direct = direct
+        self._patience_seconds = patience_seconds
+        self._storage_url = storage_url
+        self._ledger: Ledger | None = None
+        self._lock = threading.Lock()
+        self._http: httpx.Client | None = None
+        self._down = False
+        if url.startswith(("http://", "https://")):
+            headers = {"Authorization": f"Bearer {token}"} if token else {}
+            try:
+                self._http = httpx.Client(base_url=url, headers=headers, timeout=REQUEST_SECONDS)
+            except httpx.InvalidURL as error:
+                raise Invalid(f"service URL {url!r}: {error}", field="url") from error
+        else:
+            self._storage_url = url
+
+    @property
+    def storage(self) -> Storage:
+        return self.ledger.storage
+
+    @property
+    def ledger(self) -> Ledger:
+        """The ledger on the storage as this machine sees it. `NotInitialised` if that is another storage than the
+        service's: on this machine the drive is not mounted."""
+        with self._lock:
+            if self._ledger is None:
+                self._ledger = self._open_ledger()
+            return self._ledger
+
+    def _open_ledger(self) -> Ledger:
+        url, info = self._storage_url, None
+        if self._http is not None:
+            try:
+                info = self._retrying(lambda: self._get(StorageInfo, "/v1/storage"))
+            except Unavailable as error:
+                if url is None:
+                    raise Unreachable(
+                        f"the service {self._http.base_url} does not answer, and where its storage lies is not known:"
+                        f" {error.message}",
+                        do="Start the service, or set CKPTD_STORAGE (storage=) so that the client can do without it.",
+                    ) from error
+        ledger = Ledger(open_storage(url or _known(info).url))
+        if info is not None and info.uuid != ledger.uuid:
+            raise NotInitialised(
+                f"{ledger.storage.url} is storage {ledger.uuid} here, the service's is {info.uuid}",
+                do="Mount the service's storage on this machine, or name where it is mounted with CKPTD_STORAGE.",
+            )
+        return ledger
+
+    def open(self, request: OpenRequest) -> None:
+        self._do(
+            lambda: self._post(None, "/attempts", request),
+            lambda ledger: ledger.open(self.run, request),
+        )
+
+    def begin(self, request: BeginRequest) -> Answer:
+        return self._do(
+            lambda: _known(self._post(Answer, "/generations", request)),
+            lambda ledger: ledger.begin(self.run, request),
+        )
+
+    def join(self, attempt: str, fallback_of: int | None, *, deadline_seconds: float) -> Answer:
+        """Wait for the answer of this attempt. `Unreachable` past the deadline."""
+        params = {"fallback_of": fallback_of} if fallback_of is not None else {}
+        answer = self._until(
+            deadline_seconds,
+            lambda wait: self._maybe(Answer, f"/attempts/{attempt}/answer", {**params, "wait_seconds": wait}),
+            lambda ledger: ledger.join(self.run, attempt, fallback_of),
+            lambda answer: answer is not None,
+        )
+        if answer is None:
+            raise Unreachable(
+                f"run {self.run}: rank 0 did not begin within {deadline_seconds:.0f} s", run=self.run, attempt=attempt
+            )
+        return answer
+
+    def ready(self, attempt: str, generation: int) -> None:
+        request = ReadyRequest(attempt=attempt)
+        self._do(
+            lambda: self._post(None, f"/generations/{generation}/ready", request),
+            lambda ledger: ledger.ready(self.run, attempt, generation),
+        )
+
+    def report_part(self, save: str, writer: int) -> None:
+        """Tell the service that a part lies in storage. Only a hint: without a service there is nobody to tell."""
+        if self._http is not None:
+            try:
+                self._post(None, f"/saves/{save}/parts", PartReport(writer=writer))
+            except Unavailable as error:
+                log.info("part of save %s was not announced, it will be found by listing: %s", save, describe(error))
+
+    def parts(self, save: str, writers: int, *, deadline_seconds: float) -> PartsAnswer:
+        """Wait for the parts of `writers` writers; those that are there at the deadline."""
+        return self._until(
+            deadline_seconds,
+            lambda wait: self._get(
+                PartsAnswer, self._path(f"/saves/{save}/parts"), {"writers": writers, "wait_seconds": wait}
+            ),
+            lambda ledger: ledger.parts(self.run, save),
+            lambda answer: len(answer.parts) >= writers,
+        )
+
+    def commit(self, request: CommitRequest) -> None:
+        self._do(
+            lambda: self._post(SaveStatus, f"/saves/{request.save}/commit", request),
+            lambda ledger: ledger.commit(self.run, request),
+        )
+
+    def abort(self, save: str, request: AbortRequest) -> None:
+        self._do(
+            lambda: self._post(None, f"/saves/{save}/abort", request),
+            lambda ledger: ledger.abort(self.run, save, request),
+        )
+
+    def save_status(
+        self, save: str, *, deadline_seconds: float, wanted: Callable[[], bool] = lambda: True
+    ) -> SaveStatus:
+        """Wait until a save is no longer pending, the deadline passes, or nobody wants to know any more."""
+        return self._until(
+            deadline_seconds,
+            lambda wait: self._get(SaveStatus, self._path(f"/saves/{save}"), {"wait_seconds": wait}),
+            lambda ledger: ledger.save_status(self.run, save),
+            lambda status: status.status != "pending" or not wanted(),
+        )
+
+    def report_damage(self, report: DamageReport) -> DamageAnswer:
+        return self._do(
+            lambda: _known(self._post(DamageAnswer, "/damage", report, timeout=DAMAGE_SECONDS)),
+            lambda ledger: ledger.report_damage(self.run, report),
+        )
+
+    def heartbeat(self, beat: Heartbeat) -> HeartbeatAnswer | None:
+        """None without a service: then nobody listens."""
+        return self._post(HeartbeatAnswer, "/heartbeat", beat, timeout=5.0) if self._http is not None else None
+
+    def close(self) -> None:
+        if self._http is not None:
+            self._http.close()
+
+    # How.
+
+    def _do(self, over_http: Callable[[], T], directly: Callable[[Ledger], T]) -> T:
+        if self._http is None:
+            return directly(self.ledger)
+        try:
+            return self._retrying(over_http)
+        except Unavailable as error:
+            if not self._direct:
+                raise
+            if not self._down:
+                log.warning("service %s: %s; going to the storage directly", self._http.base_url, error.message)
+                self._down = True
+            try:
+                return directly(self.ledger)
+            except Unavailable as second:
+                second.add_note(f"the service had failed before: {error.message}")
+                raise
+
+    def _until(
+        self,
+        deadline_seconds: float,
+        over_http: Callable[[float], T],
+        directly: Callable[[Ledger], T],
+        enough: Callable[[T], bool],
+    ) -> T:
+        """Ask again and again until the answer is enough or the deadline passes; then the last answer. Outages are
+        waited out as long as there is time."""
+        give_up_at = time.monotonic() + deadline_seconds
+        pause = FIRST_PAUSE_SECONDS
+        while True:
+            asked_at = time.monotonic()
+            left = max(give_up_at - asked_at, 0.0)
+            poll = functools.partial(over_http, min(left, LONG_POLL_SECONDS))
+            try:
+                answer = self._do(poll, directly)
+                if enough(answer) or left == 0.0:
+                    return answer
+            except Unavailable:
+                if left == 0.0:
+                    raise
+            # A long poll has waited already; a look at the storage has not.
+            time.sleep(min(left, max(0.0, pause - (time.monotonic() - asked_at))))
+            pause = min(pause * 1.5, LAST_PAUSE_SECONDS)
+
+    def _retrying(self, call: Callable[[], T]) -> T:
+        """Patient with a service that fails for the first time; one that is known to be down is tried once."""
+        for attempt in stamina.retry_context(
+            on=_passes,
+            attempts=1 if self._down else None,
+            timeout=self._patience_seconds,
+            wait_initial=0.1,
+            wait_max=1.0,
+        ):
+            with attempt:
+                result = call()
+                self._down = False
+                return result
+        raise AssertionError("unreachable: the last attempt returns or raises")
+
+    def _path(self, tail: str) -> str:
+        return f"/v1/runs/{self.run}{tail}"
+
+    def _get(self, model: type[M], path: str, params: dict[str, Any] | None = None) -> M:
+        return model.model_validate_json(self._send("GET", path, params=params).content)
+
+    def _maybe(self, model: type[M], tail: str, params: dict[str, Any]) -> M | None:
+        answer = self._send("GET", self._path(tail), params=params)
+        return None if answer.status_code == 204 else model.model_validate_json(answer.content)
+
+    def _post(
+        self, model: type[M] | None, tail: str, body: BaseModel, *, timeout: float = REQUEST_SECONDS
+    ) -> M | None:
+        data = body.model_dump_json().encode()
+        headers = {"Content-Type": "application/json"}
+        answer = self._send("POST", self._path(tail), content=data, headers=headers, timeout=timeout)
+        return model.model_validate_json(answer.content) if model is not None else None
+
+    def _send(self, method: str, path: str, **options: Any) -> httpx.Response:
+        http = _known(self._http)
+        try:
+            answer = http.request(method, path, **options)
+        except httpx.TransportError as error:
+            raise Unavailable(f"{method} {http.base_url}{path}: {describe(error)}") from error
+        if answer.is_success:
+            return answer
+        raise _problem(method, str(answer.request.url), answer)
+
+
+def _problem(method: str, url: str, answer: httpx.Response) -> CkptdError:
+    """The error that an answer of the service stands for."""
+    if answer.headers.get("Content-Type", "").startswith("application/problem+json"):
+        problem = answer.json()
+        return from_dict({**problem, "message": problem.get("detail")})
+    text = f"{method} {url}: HTTP {answer.status_code}, and no answer of ckptd: {answer.text[:200]!r}"
+    return Unavailable(text) if answer.status_code >= 500 else Invalid(text, do="Check the URL.", field="url")
+
+
+def _passes(error: Exception) -> bool:
+    """Whether waiting may help. A root without its marker is for a person to look at."""
+    return isinstance(error, Unavailable) and not isinstance(error, NotInitialised)
+
+
+def _known(value: T | None) -> T:
+    if value is None:
+        raise AssertionError("a value that must be known here is not")
+    return value
