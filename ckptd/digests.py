@@ -27,9 +27,12 @@ def sha256_hex(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def chunk_digest(data: bytes | bytearray | memoryview) -> str:
-    """The digest of one payload chunk, as hex. Releases the GIL for large buffers."""
-    return xxhash.xxh3_128_hexdigest(data)
+def chunk_digest(*pieces: bytes | bytearray | memoryview) -> str:
+    """The digest of one payload chunk, given in one piece or in several, as hex. Releases the GIL meanwhile."""
+    digest = xxhash.xxh3_128()
+    for piece in pieces:
+        digest.update(piece)
+    return digest.hexdigest()
 
 
 def chunk_count(size: int, chunk_bytes: int) -> int:

@@ -125,7 +125,7 @@ class Unauthorized(CkptdError):
 
 
 def _all_errors(base: type[CkptdError] = CkptdError) -> dict[str, type[CkptdError]]:
-    found = {base.code: base}
+    found = {base.code: base} if "code" in vars(base) else {}  # a subclass without a code of its own is its parent
     for child in base.__subclasses__():
         found |= _all_errors(child)
     return found
@@ -138,9 +138,8 @@ def by_code(code: str) -> type[CkptdError]:
 
 def from_dict(data: dict[str, Any]) -> CkptdError:
     """The error that `to_dict` described."""
-    return by_code(str(data.get("code")))(
-        str(data.get("message")), do=str(data.get("do") or ""), **dict(data.get("fields") or {})
-    )
+    fields = {name: value for name, value in dict(data.get("fields") or {}).items() if name not in ("message", "do")}
+    return by_code(str(data.get("code")))(str(data.get("message")), do=str(data.get("do") or ""), **fields)
 
 
 def _rebuild(code: str, message: str, do: str, fields: dict[str, Any]) -> CkptdError:

@@ -107,6 +107,10 @@ def generation_of(save: str) -> int:
     return int(check_save(save)[1:9])
 
 
+def step_of(save: str) -> int:
+    return int(check_save(save)[10:22])
+
+
 def payload_key(run: str, save: str, writer: int, nonce: str) -> str:
     generation = generation_of(save)
     return f"{run_folder(run)}/data/g{generation:08d}/{save}/{writer}-{nonce}.safetensors"

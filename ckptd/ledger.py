@@ -153,6 +153,7 @@ class Ledger:
 
     def abort(self, run: str, save: str, request: AbortRequest) -> None:
         """Rank 0: this save is off. `Conflict` if it was committed before."""
+        _check_generation(save, request.generation)
         body = SaveAborted(generation=request.generation, save=save, reason=request.reason)
         self._append(run, lambda state: body)
 
@@ -229,8 +230,9 @@ class Ledger:
         return read_manifest(self.storage, ref)
 
     def runs(self) -> list[str]:
-        """The names of all runs, sorted."""
-        return [name for name in self.storage.list(layout.RUNS) if layout.RUN_NAME.fullmatch(name)]
+        """The names of all runs, sorted: the folders whose log has a record."""
+        names = filter(layout.RUN_NAME.fullmatch, self.storage.list(layout.RUNS))
+        return [name for name in names if self.storage.list(layout.log_folder(name))]
 
     def run_info(self, run: str) -> RunInfo:
         """A run in one line. Damage in its log is told in `problem`, not raised."""
@@ -332,8 +334,9 @@ class Ledger:
         expected_key = layout.manifest_key(run, request.save, request.manifest.sha256)
         if request.manifest.key != expected_key:
             raise Invalid(f"manifest key {request.manifest.key!r}: expected {expected_key}", field="manifest.key")
-        if layout.generation_of(request.save) != request.generation:
-            raise Invalid(f"save {request.save} is not of generation {request.generation}", field="generation")
+        _check_generation(request.save, request.generation)
+        if layout.step_of(request.save) != request.step:
+            raise Invalid(f"save {request.save} is not of step {request.step}", field="step")
         return CheckpointCommitted(
             generation=request.generation,
             save=request.save,
@@ -356,3 +359,8 @@ class Ledger:
 
 def _new_run() -> RunCreated:
     return RunCreated(fingerprint=secrets.token_hex(16))
+
+
+def _check_generation(save: str, generation: int) -> None:
+    if layout.generation_of(save) != generation:
+        raise Invalid(f"save {save} is not of generation {generation}", field="generation")

@@ -26,6 +26,7 @@ from ckptd.errors import (
     Unavailable,
     describe,
 )
+from ckptd.failpoints import failpoint
 from ckptd.history import Outcome, RunState, Verdict, advance, judge
 from ckptd.records import MAX_RECORD_BYTES, Body, damaged_slot, decode, encode, record
 from ckptd.storage.base import Storage
@@ -77,7 +78,7 @@ class RunLog:
         with self.lock:
             names = self.storage.list(layout.log_folder(self.run))
             last = max((seq for seq in map(layout.seq_of, names) if seq is not None), default=0)
-            if 0 < self.state.seq and last <= self.state.seq:
+            if self.state.seq > 0 and last <= self.state.seq:
                 self._check_last_slot()
             for seq in range(self.state.seq + 1, max(last, known) + 1):
                 self._read_slot(seq)
@@ -92,7 +93,7 @@ class RunLog:
         time.
         """
         give_up_at = self._clock() + deadline_seconds
-        known = 0
+        known = durable = 0
         written: str | None = None
         while True:
             try:
@@ -106,7 +107,8 @@ class RunLog:
                 continue
             rid = found.body.rid
             if found.landed is not None:
-                self._settle(found.landed, rid, give_up_at)
+                if found.landed != durable:
+                    self._settle(found.landed, rid, give_up_at)
                 return rid
             if not found.verdict.accepted:
                 if not found.verdict.final and self._has(found.seq):
@@ -117,7 +119,7 @@ class RunLog:
                 raise self._crowded(rid)
             now = datetime.now(UTC).isoformat(timespec="milliseconds")
             data = encode(record(found.seq, found.prev, found.body, actor=self.actor, time=now))
-            self._fill(found.seq, data, rid, give_up_at)
+            durable = found.seq if self._fill(found.seq, data, rid, give_up_at) else 0
             known, written = found.seq, rid
 
     def _look(self, build: Build, known: int) -> _Next:
@@ -128,8 +130,9 @@ class RunLog:
             landed = state.accepted.get(body.rid)
             return _Next(body, state.seq + 1, state.digest, judge(state, body), landed)
 
-    def _fill(self, seq: int, data: bytes, rid: str, give_up_at: float) -> None:
-        """Put `data` into slot `seq` until the slot holds something, whatever the storage answers meanwhile.
+    def _fill(self, seq: int, data: bytes, rid: str, give_up_at: float) -> bool:
+        """Put `data` into slot `seq` until the slot holds something, whatever the storage answers meanwhile;
+        whether that is `data`, and durable.
 
         Never the next slot before this one is known: a write of ours that seemed lost may land later, and must
         then find its slot taken or be the one that took it.
@@ -139,16 +142,19 @@ class RunLog:
         delay = 0.01
         while True:
             try:
+                failpoint("slot-begin", seq=seq)
                 self.storage.put(slot, [data], len(data))
+                failpoint("slot-filled", seq=seq)
             except AlreadyExists:
                 pass
             except Unavailable as error:
                 first_cause = first_cause or error
             try:
                 found = self.storage.get(slot, MAX_RECORD_BYTES)
-                if found == data:
-                    self.storage.sync(slot)
-                return
+                if found != data:
+                    return False
+                self.storage.sync(slot)
+                return True
             except (NotFound, Unavailable) as error:
                 first_cause = first_cause or error
             if self._clock() >= give_up_at:

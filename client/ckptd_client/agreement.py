@@ -3,16 +3,17 @@
 No collective of the training backend is used, so its timeouts, streams and devices play no part. The one thing
 that must be proven first is that the ranks really are one incarnation: a store may survive a restart and still hold
 the words of dead ranks. So every rank says hello with a fresh nonce, rank 0 answers with a roster of nonces, and each
-rank acknowledges only a roster that holds its own. Everything later is filed under that roster's id.
+rank acknowledges only a roster that holds its own. When all have acknowledged the same one, rank 0 says so, and
+everything later is filed under that roster's id.
 """
 
 from __future__ import annotations
 
-import itertools
 import json
 import secrets
 import time
-from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Protocol
 
@@ -20,9 +21,9 @@ import torch.distributed as dist
 
 from ckptd.errors import Invalid, Unreachable
 
-POLL_SECONDS = 0.02
-ACK_WAIT_SECONDS = 0.5
-_clients_of_run: defaultdict[str, itertools.count[int]] = defaultdict(itertools.count)
+POLL_SECONDS, MAX_POLL_SECONDS = 0.01, 0.25
+# A rank that gives up says why. The others wait longer than it, or they would give up without the reason.
+GRACE_SECONDS = 60.0
 
 
 class Store(Protocol):
@@ -77,7 +78,7 @@ class Group:
 
     def __init__(self, store: Store, run: str, rank: int, world: int, *, deadline_seconds: float) -> None:
         self._store = store
-        self._base = f"ckptd/{run}/{next(_clients_of_run[run])}"
+        self._base = f"ckptd/{run}"
         self._prefix = ""
         self._rank = rank
         self._world = world
@@ -86,16 +87,17 @@ class Group:
     def form(self, attempt: str) -> str:
         nonce = secrets.token_hex(8)
         give_up_at = time.monotonic() + self._deadline_seconds
-        self._store.set(f"{self._base}/hello/{self._rank}", nonce)
-        roster = self._gather(attempt, give_up_at) if self._rank == 0 else self._enlist(nonce, give_up_at)
+        with self._store_errors():
+            self._store.set(f"{self._base}/hello/{self._rank}", nonce)
+            roster = self._gather(attempt, give_up_at) if self._rank == 0 else self._enlist(nonce, give_up_at)
         self._prefix = f"{self._base}/{roster['id']}"
         return str(roster["attempt"])
 
     def _gather(self, attempt: str, give_up_at: float) -> dict[str, object]:
-        """Rank 0: publish rosters until every rank has acknowledged the same one."""
+        """Rank 0: publish rosters until every rank has acknowledged the same one, and say which that is."""
         hellos = [f"{self._base}/hello/{rank}" for rank in range(self._world)]
         while True:
-            self._wait(hellos, "all ranks to say hello", give_up_at)
+            self._wait(hellos, "say hello", give_up_at)
             roster: dict[str, object] = {
                 "id": secrets.token_hex(8),
                 "attempt": attempt,
@@ -103,61 +105,97 @@ class Group:
             }
             self._store.set(f"{self._base}/roster", json.dumps(roster))
             acks = [f"{self._base}/ack/{roster['id']}/{rank}" for rank in range(1, self._world)]
-            while not self._arrived(acks, ACK_WAIT_SECONDS):
+            pauses = _pauses()
+            while not self._store.check(acks):
                 if [self._store.get(key).decode() for key in hellos] != roster["nonces"]:
                     break  # a hello was an old one: a new roster
                 if time.monotonic() >= give_up_at:
-                    missing = [rank for rank, key in enumerate(acks, 1) if not self._store.check([key])]
-                    raise self._timeout(f"ranks {missing} to acknowledge")
+                    raise self._timeout(f"ranks {self._missing(acks, first=1)} to acknowledge the roster")
+                time.sleep(next(pauses))
             else:
+                self._store.set(f"{self._base}/go/{roster['id']}", "1")
                 return roster
 
     def _enlist(self, nonce: str, give_up_at: float) -> dict[str, object]:
-        """Another rank: wait for a roster with our own nonce and acknowledge it."""
+        """Another rank: acknowledge each roster with our own nonce, until rank 0 goes on with one of them. The first
+        may be given up for another, because a third rank's hello in it was an old one."""
         key = f"{self._base}/roster"
-        while True:
-            self._wait([key], "rank 0's roster", give_up_at)
+        self._wait([key], "publish a roster", give_up_at)
+        acknowledged = ""
+        for pause in _pauses():
             roster: dict[str, object] = json.loads(self._store.get(key))
-            nonces = roster["nonces"]
+            found, nonces = str(roster["id"]), roster["nonces"]
             if isinstance(nonces, list) and nonces[self._rank : self._rank + 1] == [nonce]:
-                self._store.set(f"{self._base}/ack/{roster['id']}/{self._rank}", "1")
-                return roster
+                if acknowledged != found:
+                    self._store.set(f"{self._base}/ack/{found}/{self._rank}", "1")
+                    acknowledged = found
+                if self._store.check([f"{self._base}/go/{found}"]):
+                    return roster
             if time.monotonic() >= give_up_at:
-                raise self._timeout("a roster of this incarnation")
-            time.sleep(POLL_SECONDS)
+                missing = "the other ranks to come too" if acknowledged else "a roster of this incarnation"
+                raise self._timeout(missing)
+            time.sleep(pause)
+        raise AssertionError("pauses do not end")
 
     def say(self, name: str, word: str) -> None:
-        self._store.set(f"{self._prefix}/{name}", word)
+        with self._store_errors():
+            self._store.set(f"{self._prefix}/{name}", word)
 
     def hear(self, name: str) -> str:
         key = f"{self._prefix}/{name}"
-        self._wait([key], f"rank 0's word on {name}", time.monotonic() + self._deadline_seconds)
-        return self._store.get(key).decode()
+        with self._store_errors():
+            self._wait([key], f"say {name}", time.monotonic() + self._patience_seconds)
+            return self._store.get(key).decode()
 
     def vote(self, name: str, ballot: str) -> list[str]:
         keys = [f"{self._prefix}/{name}/{rank}" for rank in range(self._world)]
-        self._store.set(keys[self._rank], ballot)
-        self._wait(keys, f"the votes on {name}", time.monotonic() + self._deadline_seconds)
-        return [self._store.get(key).decode() for key in keys]
+        with self._store_errors():
+            self._store.set(keys[self._rank], ballot)
+            self._wait(keys, f"vote on {name}", time.monotonic() + self._patience_seconds)
+            return [self._store.get(key).decode() for key in keys]
+
+    @property
+    def _patience_seconds(self) -> float:
+        return self._deadline_seconds + GRACE_SECONDS
 
     def _wait(self, keys: list[str], what: str, give_up_at: float) -> None:
-        if not self._arrived(keys, max(give_up_at - time.monotonic(), 0.001)):
-            raise self._timeout(what)
-
-    def _arrived(self, keys: list[str], seconds: float) -> bool:
-        if not keys:
-            return True
+        """Until each of the ranks 0, 1, .. has written its key."""
         try:
-            self._store.wait(keys, timedelta(seconds=seconds))
-        except dist.DistStoreError:
-            return False
-        return True
+            self._store.wait(keys, timedelta(seconds=max(give_up_at - time.monotonic(), 0.001)))
+        except dist.DistNetworkError:
+            raise
+        except RuntimeError as error:  # each kind of store has its own class for "not in time"
+            missing = self._missing(keys)
+            if missing:
+                raise self._timeout(f"ranks {missing} to {what}") from error
+
+    def _missing(self, keys: list[str], *, first: int = 0) -> list[int]:
+        return [rank for rank, key in enumerate(keys, first) if not self._store.check([key])]
+
+    @contextmanager
+    def _store_errors(self) -> Iterator[None]:
+        """The store lives in one of the processes, and may die with it."""
+        try:
+            yield
+        except dist.DistError as error:
+            raise Unreachable(
+                f"rank {self._rank} of {self._world} lost the process group's store: {error}",
+                do="Look at the other ranks' logs: the one that holds the store has ended.",
+            ) from error
 
     def _timeout(self, what: str) -> Unreachable:
         return Unreachable(
             f"rank {self._rank} of {self._world} waited {self._deadline_seconds:.0f} s for {what}",
             do="Look at the other ranks' logs: one of them did not come this far. All must make the same calls.",
         )
+
+
+def _pauses() -> Iterator[float]:
+    """Between two looks at the store, in seconds: short at first, then such that many ranks do not wear it out."""
+    pause = POLL_SECONDS
+    while True:
+        yield pause
+        pause = min(pause * 1.2, MAX_POLL_SECONDS)
 
 
 def default_store() -> Store:

@@ -22,7 +22,7 @@ from typing import Any, Self
 import torch.distributed as dist
 
 from ckptd import layout
-from ckptd.errors import CkptdError, Invalid, describe
+from ckptd.errors import Invalid, describe
 from ckptd.wire import Heartbeat
 from ckptd_client.agreement import Store, agree
 from ckptd_client.heartbeat import Heart
@@ -35,6 +35,7 @@ from ckptd_client.stateful import collect
 from ckptd_client.transport import Transport
 
 log = logging.getLogger("ckptd")
+MAX_METRICS, MAX_METRIC_NAME = 64, 64
 
 
 class CheckpointClient:
@@ -160,6 +161,7 @@ class CheckpointClient:
         self._saver.settle(self._save_deadline_seconds)
         if self._heart is not None:
             self._heart.check()
+        numbers = _numbers(metrics or {})
         everyone = per_rank is not None and self.world_size > 1
         self._saves[step, everyone] += 1
         save = layout.save_id(generation, step, all_ranks=everyone, count=self._saves[step, everyone])
@@ -177,10 +179,12 @@ class CheckpointClient:
             captured=self._snapshot.capture(flats) if flats else None,
             shared=shared.tree if shared is not None else None,
             per_rank=own.tree if own is not None else None,
-            metrics={name: float(value) for name, value in (metrics or {}).items()},
+            metrics=numbers,
         )
         handle = self._saver.submit(job)
-        return handle.wait(self._save_deadline_seconds) if wait else handle
+        if wait:
+            self._saver.settle(self._save_deadline_seconds)
+        return handle
 
     def wait(self) -> None:
         """Return once the save in flight is durable; raise what made it fail."""
@@ -205,7 +209,7 @@ class CheckpointClient:
         """After an error the save in flight is still finished, and only reported: the error goes first."""
         try:
             self.close()
-        except CkptdError as second:
+        except Exception as second:
             if error is None:
                 raise
             error.add_note(f"and the save in flight failed: {describe(second)}")
@@ -255,7 +259,7 @@ class CheckpointClient:
 def _place(rank: int | None, world_size: int | None) -> tuple[int, int]:
     """This process's rank and the number of ranks: as given, else as the process group or torchrun say."""
     group = (dist.get_rank(), dist.get_world_size()) if dist.is_available() and dist.is_initialized() else None
-    here = (int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1")))
+    here = (_environment_number("RANK", 0), _environment_number("WORLD_SIZE", 1))
     given = (here[0] if rank is None else rank, here[1] if world_size is None else world_size)
     if group is not None and (rank, world_size) == (None, None):
         return group
@@ -268,6 +272,31 @@ def _place(rank: int | None, world_size: int | None) -> tuple[int, int]:
     if not 0 <= given[0] < given[1]:
         raise Invalid(f"rank {given[0]} of {given[1]} ranks: expected 0 <= rank < world_size", field="rank")
     return given
+
+
+def _environment_number(name: str, default: int) -> int:
+    text = os.environ.get(name) or str(default)
+    try:
+        return int(text)
+    except ValueError as error:
+        raise Invalid(f"{name}={text!r} in the environment: expected a number", field=name) from error
+
+
+def _numbers(metrics: Mapping[str, float]) -> dict[str, float]:
+    """Metrics as the manifest keeps them: NaN and infinities too, for a diverged loss is worth recording."""
+    found: dict[str, float] = {}
+    for name, value in metrics.items():
+        if not isinstance(name, str) or len(name) > MAX_METRIC_NAME:
+            raise Invalid(
+                f"metric name {name!r}: expected a text of at most {MAX_METRIC_NAME} characters", field="metrics"
+            )
+        try:
+            found[name] = float(value)
+        except (TypeError, ValueError, OverflowError, RuntimeError) as error:
+            raise Invalid(f"metric {name}: expected one number, found {value!r}"[:500], field="metrics") from error
+    if len(found) > MAX_METRICS:
+        raise Invalid(f"{len(found)} metrics: expected at most {MAX_METRICS}", field="metrics")
+    return found
 
 
 def _job_name() -> str:

@@ -74,13 +74,15 @@ class Incarnation:
     def restore(self, app_state: Live, per_rank: Live | None) -> int:
         """Load the answer into the live state, or together the one before it; the step."""
         reasons: list[str] = []
-        for _ in range(MAX_FALLBACKS + 1):
-            if self._load_together(app_state, per_rank, reasons):
+        for fallbacks in range(MAX_FALLBACKS + 1):
+            if fallbacks:
+                self.answer = self._pin(fallback_of=self.answer.generation)
+            may_fall_back = self._load_together(app_state, per_rank, reasons)
+            if may_fall_back is None:
                 self._agree_ready()
                 return self.found.step if self.found is not None else 0
-            if self._ready:
+            if not may_fall_back:
                 break
-            self.answer = self._pin(fallback_of=self.answer.generation)
         raise Corrupt(
             f"run {self.answer.run}: no checkpoint could be loaded", run=self.answer.run, candidates=reasons
         )
@@ -102,12 +104,10 @@ class Incarnation:
         try:
             if self.who.rank == 0:
                 answer = self._begin(fallback_of)
-                self._agreement.say(name, "begun")
-            elif self._agreement.hear(name) == "begun":
-                deadline = self.who.deadline_seconds
-                answer = self._transport.join(self.who.attempt, fallback_of, deadline_seconds=deadline)
-            if answer is not None:
-                self._check_same_storage(answer)
+                self._check_same_storage(answer.storage_uuid)
+                self._agreement.say(name, f"begun {answer.storage_uuid}")
+            else:
+                answer = self._join(self._agreement.hear(name), fallback_of)
         except CkptdError as caught:
             error = caught
             if self.who.rank == 0:
@@ -142,45 +142,54 @@ class Incarnation:
                 log.warning("%s; waiting whether it is still alive", error.message)
             time.sleep(RETRY_SECONDS)
 
-    def _check_same_storage(self, answer: Answer) -> None:
-        """Every rank: the storage mounted here is the one the answer is about."""
-        mine = self._transport.ledger.uuid
-        if mine != answer.storage_uuid:
+    def _join(self, word: str, fallback_of: int | None) -> Answer | None:
+        """Another rank: the answer that rank 0 got. None if it got none; it votes with the reason."""
+        begun, _, uuid = word.partition(" ")
+        if begun != "begun":
+            return None
+        self._check_same_storage(uuid)  # before the log is asked, because another storage's has no answer
+        return self._transport.join(self.who.attempt, fallback_of, deadline_seconds=self.who.deadline_seconds)
+
+    def _check_same_storage(self, uuid: str) -> None:
+        """Every rank: the storage mounted here is the one the run lies on."""
+        mine = patiently(lambda: self._transport.ledger.uuid, self.who.deadline_seconds)
+        if mine != uuid:
             raise NotInitialised(
-                f"rank {self.who.rank} sees storage {mine}, the run lies on storage {answer.storage_uuid}",
+                f"rank {self.who.rank} sees storage {mine}, the run lies on storage {uuid}",
                 do="Mount the shared storage on this machine too.",
             )
 
     # One vote.
 
-    def _load_together(self, app_state: Live, per_rank: Live | None, reasons: list[str]) -> bool:
-        """Load, vote, install. False when some rank could not read it: then another answer is needed."""
+    def _load_together(self, app_state: Live, per_rank: Live | None, reasons: list[str]) -> bool | None:
+        """Load, vote, install: None. When some rank found damage nothing is installed, and the answer is whether
+        another one may be asked for: a generation that is ready has no fallback."""
         self._restores += 1
         loaded: tuple[State, State | None] | None = None
         error: CkptdError | None = None
-        ballot: dict[str, Any] = {"reader": this_process().model_dump()}
+        ballot: dict[str, Any] = {"reader": this_process().model_dump(), "ready": self._ready}
         try:
-            loaded = self._load(app_state, per_rank)
+            loaded = patiently(lambda: self._load(app_state, per_rank), self.who.deadline_seconds)
         except Corrupt as caught:
             damage = damage_of(caught)
             if damage is not None:
                 ballot["damage"] = damage.model_dump()
             else:
                 error = caught
-        except Unavailable as caught:
-            ballot["unreadable"] = describe(caught)
         except CkptdError as caught:
             error = caught
+        except Exception as caught:  # noqa: BLE001 - a state_dict of the user's may raise anything
+            error = _foreign("the checkpoint could not be loaded", caught)
         ballots = self._vote(f"loaded/{self._restores}", ballot, error)
-        failed = [(rank, b) for rank, b in enumerate(ballots) if "damage" in b or "unreadable" in b]
+        failed = [(rank, b) for rank, b in enumerate(ballots) if "damage" in b]
         if failed and self.found is not None:
             reasons += [f"step {self.found.step} ({self.found.save}), rank {rank}: {_why(b)}" for rank, b in failed]
             if self.who.rank == 0:
                 self._hand_in(self.found, failed)
-            return False
+            return not ballots[0]["ready"]  # rank 0 knows: a save by hand may have declared it
         if loaded is not None:
             self._install_together(app_state, per_rank, *loaded)
-        return True
+        return None
 
     def _load(self, app_state: Live, per_rank: Live | None) -> tuple[State, State | None] | None:
         if self.found is None:
@@ -204,23 +213,23 @@ class Incarnation:
         except CkptdError as caught:
             error = caught
         except Exception as caught:  # noqa: BLE001 - whatever a load_state_dict raises goes to all ranks
-            error = Invalid(f"load_state_dict failed: {describe(caught)}", do="See the error above this one.")
-            error.__cause__ = caught
+            error = _foreign("load_state_dict failed", caught)
         self._vote(f"installed/{self._restores}", {}, error)
 
     def _hand_in(self, found: Found, failed: list[tuple[int, dict[str, Any]]]) -> None:
-        """Rank 0 reports what the ranks found. What the second reading does not confirm is tried once more."""
+        """Rank 0 reports what the ranks found. What no second reading confirms is tried once more."""
         for rank, ballot in failed:
             log.warning("rank %d could not load step %d: %s", rank, found.step, _why(ballot))
-            if "damage" not in ballot:
-                continue
             report = DamageReport(
                 save=found.save,
                 damage=Damage.model_validate(ballot["damage"]),
                 reader=Observer.model_validate(ballot["reader"]),
             )
-            told = self._transport.report_damage(report)
-            log.warning("second reading of step %d: %s", found.step, told.detail)
+            try:
+                told = self._transport.report_damage(report).detail
+            except CkptdError as error:
+                told = f"it could not be made: {describe(error)}"
+            log.warning("second reading of step %d: %s", found.step, told)
 
     def _agree_ready(self) -> None:
         """Rank 0 says that all ranks hold the state; the others go on when that is in the log."""
@@ -240,9 +249,16 @@ class Incarnation:
     def _vote(self, name: str, ballot: dict[str, Any], error: CkptdError | None) -> list[dict[str, Any]]:
         """All ranks' ballots. Raises on every rank if any has an error: its own, or the other's with its rank."""
         mine = {**ballot, "error": error.to_dict()} if error is not None else ballot
-        ballots: list[dict[str, Any]] = [json.loads(vote) for vote in self._agreement.vote(name, json.dumps(mine))]
+        try:
+            votes = self._agreement.vote(name, json.dumps(mine, default=str))
+        except CkptdError as lost:
+            if error is None:
+                raise
+            error.add_note(f"and not all ranks could be told: {describe(lost)}")
+            raise error from lost
         if error is not None:
             raise error
+        ballots: list[dict[str, Any]] = [json.loads(vote) for vote in votes]
         for rank, other in enumerate(ballots):
             if "error" in other:
                 failure = dict(other["error"])
@@ -256,18 +272,25 @@ def patiently(call: Callable[[], T], deadline_seconds: float) -> T:
     while True:
         try:
             return call()
-        except (NotInitialised, Unreachable):
+        except NotInitialised:
             raise
         except Unavailable as error:
             if time.monotonic() >= give_up_at:
+                if isinstance(error, Unreachable):
+                    raise
                 raise Unreachable(error.message, **error.fields) from error
             log.warning("%s; trying again", error.message)
         time.sleep(min(RETRY_SECONDS, max(0.0, give_up_at - time.monotonic())))
 
 
+def _foreign(what: str, error: Exception) -> Invalid:
+    """An error that is not one of ours, in a form that can be told to the other ranks."""
+    told = Invalid(f"{what}: {describe(error)}", do="See the error above this one.")
+    told.__cause__ = error
+    return told
+
+
 def _why(ballot: dict[str, Any]) -> str:
-    damage = ballot.get("damage")
-    if damage is None:
-        return str(ballot.get("unreadable"))
+    damage = ballot["damage"]
     where = damage["object"] if damage["chunk"] is None else f"{damage['object']}, chunk {damage['chunk']}"
     return f"{where}: expected {damage['expected']}, observed {damage['observed']}"

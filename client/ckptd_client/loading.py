@@ -6,7 +6,7 @@ from typing import cast
 
 from pydantic import JsonValue
 
-from ckptd.errors import Corrupt, Invalid
+from ckptd.errors import CkptdError, Corrupt, Invalid, describe
 from ckptd.manifest import Manifest, Part
 from ckptd.reading import damage_of, read_manifest
 from ckptd.second import this_process
@@ -64,7 +64,11 @@ class Found:
             damage = damage_of(error)
             if damage is not None:
                 report = DamageReport(save=self.save, damage=damage, reader=this_process())
-                error.add_note(f"second reading: {self._transport.report_damage(report).detail}")
+                try:
+                    told = self._transport.report_damage(report).detail
+                except CkptdError as second:
+                    told = f"it could not be made: {describe(second)}"
+                error.add_note(f"second reading: {told}")
             raise
 
     def read_shared(self) -> State:

@@ -13,9 +13,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NoReturn
 
 import torch
-import xxhash
 
-from ckptd.digests import CHUNK_BYTES, chunk_count
+from ckptd.digests import CHUNK_BYTES, chunk_count, chunk_digest
 from ckptd.errors import Corrupt, Invalid
 from ckptd.manifest import ObjectRef
 from ckptd.reading import read_verified
@@ -64,10 +63,7 @@ class _File:
         self.digests.clear()
         for start in range(0, self.size, self.chunk_bytes):
             pieces = list(self._pieces(start, min(start + self.chunk_bytes, self.size)))
-            digest = xxhash.xxh3_128()
-            for piece in pieces:
-                digest.update(piece)
-            self.digests.append(digest.hexdigest())
+            self.digests.append(chunk_digest(*pieces))
             yield from pieces
 
     def _pieces(self, start: int, end: int) -> Iterator[memoryview]:

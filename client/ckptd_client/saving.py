@@ -1,4 +1,4 @@
-"""A save, from the captured bytes to the commit. All of it runs on one background thread of the client.
+"""A save, from the captured bytes to the commit. All of it runs on a background thread of its own.
 
 Every writer writes one object under a name that is never used twice, then its part manifest. Rank 0 waits for the
 parts of all writers, writes the manifest that lists them, and asks for the commit: only that makes it a checkpoint.
@@ -12,15 +12,14 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Literal
 
 import stamina
-from pydantic import JsonValue
+from pydantic import JsonValue, ValidationError
 
 from ckptd import __version__, layout
-from ckptd.errors import AlreadyExists, CkptdError, Conflict, Fenced, Unavailable, describe
+from ckptd.errors import AlreadyExists, CkptdError, Conflict, Corrupt, Fenced, Unavailable, describe
 from ckptd.failpoints import failpoint
 from ckptd.manifest import MAX_MANIFEST_BYTES, Manifest, ManifestRef, ObjectRef, Part
 from ckptd.storage.base import Storage
@@ -32,6 +31,7 @@ from ckptd_client.transport import Transport
 log = logging.getLogger("ckptd")
 WRITE_TRIES = 3
 RETRY_SECONDS = 1.0
+SLACK_SECONDS = 60.0  # a save ends by its own deadline, and knows the reason: the caller waits that much longer
 
 
 class SaveHandle:
@@ -92,23 +92,27 @@ class Saver:
     def __init__(self, transport: Transport, declare_ready: Callable[[], None]) -> None:
         self._transport = transport
         self._declare_ready = declare_ready
-        self._pool = ThreadPoolExecutor(1, thread_name_prefix="ckptd-save")
+        self._thread: threading.Thread | None = None
         self._last: SaveHandle | None = None
 
     def submit(self, job: Job) -> SaveHandle:
         """Start a save. Call `settle` before: one save is in flight at a time."""
         self._last = job.handle
-        self._pool.submit(self._run, job)
         log.info("save of step %d queued (%s)", job.handle.step, job.handle.save)
+        # No daemon, and of no pool: the interpreter ends the main thread first and then waits for this one, which
+        # thus can tell that nobody asks any more.
+        self._thread = threading.Thread(target=self._run, args=(job,), name="ckptd-save")
+        self._thread.start()
         return job.handle
 
     def settle(self, deadline_seconds: float) -> None:
         """Wait for the save in flight, and raise what made it fail unless the caller knows already."""
         if self._last is not None and not self._last.told:
-            self._last.wait(deadline_seconds)
+            self._last.wait(deadline_seconds + SLACK_SECONDS)
 
     def close(self) -> None:
-        self._pool.shutdown(wait=True)
+        if self._thread is not None:
+            self._thread.join()
 
     def _run(self, job: Job) -> None:
         """On the background thread: every outcome ends up in the handle."""
@@ -126,28 +130,42 @@ class Saver:
         job.handle.finish(error)
 
     def _save(self, job: Job) -> None:
-        if job.captured is not None:
-            self._write_part(job)
-        if job.rank == 0:
-            self._publish(job)
-        else:
+        if job.rank != 0:
+            if job.captured is not None:
+                self._write_part(job)
             self._follow(job)
+            return
+        try:
+            self._write_part(job)
+            ref = self._write_manifest(job)
+            self._insist(job, self._declare_ready)
+        except Exception as error:
+            self._call_off(job, error)
+            raise
+        self._commit(job, ref)
 
     def _write_part(self, job: Job) -> None:
         """Payload, then the part manifest that says it is whole. A failed writer says so in its part manifest."""
-        save = job.handle.save
         try:
             ref = self._write_payload(job)
             _point("payload-written", job)
-            part = self._part(job, payload_ref=ref)
-        except CkptdError as error:
+        except Exception as error:
             if job.rank != 0:
-                _put(self._transport.storage, self._part_key(job), self._part(job, error=describe(error)).stored())
-                self._transport.report_part(save, job.rank)
+                self._tell_failure(job, error)
             raise
-        _put(self._transport.storage, self._part_key(job), part.stored())
+        self._put_part(job, self._part(job, payload_ref=ref))
+
+    def _tell_failure(self, job: Job, error: Exception) -> None:
+        try:
+            self._put_part(job, self._part(job, error=describe(error)))
+        except CkptdError as second:
+            error.add_note(f"and rank 0 could not be told: {describe(second)}")
+
+    def _put_part(self, job: Job, part: Part) -> None:
+        key = layout.part_key(job.run, job.handle.save, job.rank, layout.new_nonce())
+        _put(self._transport.storage, key, part.stored())
         _point("part-written", job)
-        self._transport.report_part(save, job.rank)
+        self._transport.report_part(job.handle.save, job.rank)
 
     def _write_payload(self, job: Job) -> ObjectRef:
         """Each try under a new name: a file whose write failed is never trusted again."""
@@ -160,10 +178,10 @@ class Saver:
                 return payload.write(self._transport.storage, key, job.captured)
         raise AssertionError("the last try returns or raises")
 
-    def _publish(self, job: Job) -> None:
-        """Rank 0: all parts, the manifest, the commit. What fails before the commit calls the save off."""
+    def _write_manifest(self, job: Job) -> ManifestRef:
+        """Rank 0: all parts, in one manifest."""
+        parts = self._gather(job)
         try:
-            parts = self._gather(job)
             manifest = Manifest(
                 run=job.run,
                 generation=job.generation,
@@ -174,14 +192,16 @@ class Saver:
                 producer=f"ckptd {__version__}",
                 parts=tuple(parts),
             )
-            data = manifest.stored()
-            ref = ManifestRef.of(manifest, data)
-            _put(self._transport.storage, ref.key, data)
-            _point("manifest-written", job)
-        except CkptdError as error:
-            self._call_off(job, error)
-            raise
-        self._declare_ready()
+        except ValidationError as error:
+            raise Corrupt(f"the parts of save {job.handle.save} are not of one save: {error}"[:1000]) from error
+        data = manifest.stored()
+        ref = ManifestRef.of(manifest, data)
+        _put(self._transport.storage, ref.key, data)
+        _point("manifest-written", job)
+        return ref
+
+    def _commit(self, job: Job, ref: ManifestRef) -> None:
+        """Rank 0. A commit that was refused calls the save off; one whose outcome is not known is left alone."""
         request = CommitRequest(
             generation=job.generation,
             save=job.handle.save,
@@ -190,7 +210,13 @@ class Saver:
             manifest=ref,
         )
         _point("before-commit", job)
-        self._insist(job, lambda: self._transport.commit(request))
+        try:
+            self._insist(job, lambda: self._transport.commit(request))
+        except Unavailable:
+            raise
+        except CkptdError as error:
+            self._call_off(job, error)
+            raise
         _point("after-commit", job)
 
     def _gather(self, job: Job) -> list[Part]:
@@ -206,7 +232,10 @@ class Saver:
         parts = []
         for writer in range(job.writers):
             data = self._transport.storage.get(found[str(writer)], MAX_MANIFEST_BYTES)
-            part = Part.model_validate_json(data)
+            try:
+                part = Part.model_validate_json(data)
+            except ValidationError as error:
+                raise Corrupt(f"{found[str(writer)]} is no part manifest: {error}"[:1000]) from error
             if part.error is not None:
                 raise Unavailable(
                     f"save of step {job.handle.step} is off: rank {writer} could not write: {part.error}",
@@ -222,8 +251,11 @@ class Saver:
         )
         _raise_unless_durable(job, status)
 
-    def _call_off(self, job: Job, error: CkptdError) -> None:
-        """Tell the other ranks. If that fails too, they find out by their own deadline."""
+    def _call_off(self, job: Job, error: Exception) -> None:
+        """Tell the other ranks, unless a younger incarnation tells them already. If that fails too, they find out by
+        their own deadline."""
+        if isinstance(error, Fenced):
+            return
         request = AbortRequest(generation=job.generation, reason=describe(error)[:1000])
         try:
             self._transport.abort(job.handle.save, request)
@@ -252,9 +284,6 @@ class Saver:
             per_rank=job.per_rank if error is None else None,
             error=error[:2000] if error is not None else None,
         )
-
-    def _part_key(self, job: Job) -> str:
-        return layout.part_key(job.run, job.handle.save, job.rank, layout.new_nonce())
 
 
 def _point(name: str, job: Job) -> None:

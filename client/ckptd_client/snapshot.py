@@ -154,9 +154,9 @@ def _copy(source: torch.Tensor | np.ndarray[Any, Any], region: torch.Tensor, dat
         _copy_tensor(source.resolve_conj().resolve_neg(), target)
     elif source.flags.c_contiguous:
         target.numpy()[:] = source.reshape(-1).view(np.uint8)
-    elif source.dtype.names is not None:  # numpy would copy field by field and leave the padding as it was
-        target.numpy()[:] = np.frombuffer(source.tobytes(), np.uint8)
     else:
+        if source.dtype.names is not None:
+            target.zero_()  # records are copied field by field: the padding between them stays as it was
         np.copyto(np.ndarray(entry.shape, source.dtype, buffer=data, offset=entry.offset), source)
 
 

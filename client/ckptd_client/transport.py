@@ -12,14 +12,12 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TypeVar
 
-import httpx
 import stamina
-from pydantic import BaseModel
 
 from ckptd import layout
-from ckptd.errors import CkptdError, Invalid, NotInitialised, Unavailable, Unreachable, describe, from_dict
+from ckptd.errors import Invalid, NotInitialised, Unavailable, Unreachable, describe
 from ckptd.ledger import Ledger
 from ckptd.storage import open_storage
 from ckptd.storage.base import Storage
@@ -39,12 +37,12 @@ from ckptd.wire import (
     SaveStatus,
     StorageInfo,
 )
+from ckptd_client.service import Service
 
 log = logging.getLogger("ckptd")
 T = TypeVar("T")
-M = TypeVar("M", bound=BaseModel)
 
-REQUEST_SECONDS = 40.0  # above the service's own append deadline
+HINT_SECONDS = 5.0
 LONG_POLL_SECONDS = 2.0
 DAMAGE_SECONDS = 3600.0
 FIRST_PAUSE_SECONDS, LAST_PAUSE_SECONDS = 0.02, 1.0
@@ -70,14 +68,12 @@ class Transport:
         self._storage_url = storage_url
         self._ledger: Ledger | None = None
         self._lock = threading.Lock()
-        self._http: httpx.Client | None = None
+        self._service: Service | None = None
         self._down = False
         if url.startswith(("http://", "https://")):
-            headers = {"Authorization": f"Bearer {token}"} if token else {}
-            try:
-                self._http = httpx.Client(base_url=url, headers=headers, timeout=REQUEST_SECONDS)
-            except httpx.InvalidURL as error:
-                raise Invalid(f"service URL {url!r}: {error}", field="url") from error
+            self._service = Service(url, token)
+        elif not url:
+            raise Invalid("the URL is empty: expected that of a service or of a storage", field="url")
         else:
             self._storage_url = url
 
@@ -96,13 +92,14 @@ class Transport:
 
     def _open_ledger(self) -> Ledger:
         url, info = self._storage_url, None
-        if self._http is not None:
+        if self._service is not None:
+            service = self._service
             try:
-                info = self._retrying(lambda: self._get(StorageInfo, "/v1/storage"))
+                info = self._retrying(lambda: service.get(StorageInfo, "/v1/storage"))
             except Unavailable as error:
                 if url is None:
                     raise Unreachable(
-                        f"the service {self._http.base_url} does not answer, and where its storage lies is not known:"
+                        f"the service {service.url} does not answer, and where its storage lies is not known:"
                         f" {error.message}",
                         do="Start the service, or set CKPTD_STORAGE (storage=) so that the client can do without it.",
                     ) from error
@@ -116,22 +113,23 @@ class Transport:
 
     def open(self, request: OpenRequest) -> None:
         self._do(
-            lambda: self._post(None, "/attempts", request),
+            lambda service: service.tell(self._path("/attempts"), request),
             lambda ledger: ledger.open(self.run, request),
         )
 
     def begin(self, request: BeginRequest) -> Answer:
         return self._do(
-            lambda: _known(self._post(Answer, "/generations", request)),
+            lambda service: service.ask(Answer, self._path("/generations"), request),
             lambda ledger: ledger.begin(self.run, request),
         )
 
     def join(self, attempt: str, fallback_of: int | None, *, deadline_seconds: float) -> Answer:
         """Wait for the answer of this attempt. `Unreachable` past the deadline."""
+        path = self._path(f"/attempts/{attempt}/answer")
         params = {"fallback_of": fallback_of} if fallback_of is not None else {}
         answer = self._until(
             deadline_seconds,
-            lambda wait: self._maybe(Answer, f"/attempts/{attempt}/answer", {**params, "wait_seconds": wait}),
+            lambda service, wait: service.get_if_any(Answer, path, {**params, "wait_seconds": wait}),
             lambda ledger: ledger.join(self.run, attempt, fallback_of),
             lambda answer: answer is not None,
         )
@@ -144,38 +142,38 @@ class Transport:
     def ready(self, attempt: str, generation: int) -> None:
         request = ReadyRequest(attempt=attempt)
         self._do(
-            lambda: self._post(None, f"/generations/{generation}/ready", request),
+            lambda service: service.tell(self._path(f"/generations/{generation}/ready"), request),
             lambda ledger: ledger.ready(self.run, attempt, generation),
         )
 
     def report_part(self, save: str, writer: int) -> None:
         """Tell the service that a part lies in storage. Only a hint: without a service there is nobody to tell."""
-        if self._http is not None:
+        if self._service is not None:
+            path = self._path(f"/saves/{save}/parts")
             try:
-                self._post(None, f"/saves/{save}/parts", PartReport(writer=writer))
+                self._service.tell(path, PartReport(writer=writer), timeout_seconds=HINT_SECONDS)
             except Unavailable as error:
                 log.info("part of save %s was not announced, it will be found by listing: %s", save, describe(error))
 
     def parts(self, save: str, writers: int, *, deadline_seconds: float) -> PartsAnswer:
         """Wait for the parts of `writers` writers; those that are there at the deadline."""
+        path = self._path(f"/saves/{save}/parts")
         return self._until(
             deadline_seconds,
-            lambda wait: self._get(
-                PartsAnswer, self._path(f"/saves/{save}/parts"), {"writers": writers, "wait_seconds": wait}
-            ),
+            lambda service, wait: service.get(PartsAnswer, path, {"writers": writers, "wait_seconds": wait}),
             lambda ledger: ledger.parts(self.run, save),
-            lambda answer: len(answer.parts) >= writers,
+            lambda answer: all(str(writer) in answer.parts for writer in range(writers)),
         )
 
     def commit(self, request: CommitRequest) -> None:
-        self._do(
-            lambda: self._post(SaveStatus, f"/saves/{request.save}/commit", request),
-            lambda ledger: ledger.commit(self.run, request),
-        )
+        def over_http(service: Service) -> None:
+            service.ask(SaveStatus, self._path(f"/saves/{request.save}/commit"), request)
+
+        self._do(over_http, lambda ledger: ledger.commit(self.run, request))
 
     def abort(self, save: str, request: AbortRequest) -> None:
         self._do(
-            lambda: self._post(None, f"/saves/{save}/abort", request),
+            lambda service: service.tell(self._path(f"/saves/{save}/abort"), request),
             lambda ledger: ledger.abort(self.run, save, request),
         )
 
@@ -185,37 +183,40 @@ class Transport:
         """Wait until a save is no longer pending, the deadline passes, or nobody wants to know any more."""
         return self._until(
             deadline_seconds,
-            lambda wait: self._get(SaveStatus, self._path(f"/saves/{save}"), {"wait_seconds": wait}),
+            lambda service, wait: service.get(SaveStatus, self._path(f"/saves/{save}"), {"wait_seconds": wait}),
             lambda ledger: ledger.save_status(self.run, save),
             lambda status: status.status != "pending" or not wanted(),
         )
 
     def report_damage(self, report: DamageReport) -> DamageAnswer:
         return self._do(
-            lambda: _known(self._post(DamageAnswer, "/damage", report, timeout=DAMAGE_SECONDS)),
+            lambda service: service.ask(DamageAnswer, self._path("/damage"), report, timeout_seconds=DAMAGE_SECONDS),
             lambda ledger: ledger.report_damage(self.run, report),
         )
 
     def heartbeat(self, beat: Heartbeat) -> HeartbeatAnswer | None:
         """None without a service: then nobody listens."""
-        return self._post(HeartbeatAnswer, "/heartbeat", beat, timeout=5.0) if self._http is not None else None
+        if self._service is None:
+            return None
+        return self._service.ask(HeartbeatAnswer, self._path("/heartbeat"), beat, timeout_seconds=HINT_SECONDS)
 
     def close(self) -> None:
-        if self._http is not None:
-            self._http.close()
+        if self._service is not None:
+            self._service.close()
 
     # How.
 
-    def _do(self, over_http: Callable[[], T], directly: Callable[[Ledger], T]) -> T:
-        if self._http is None:
+    def _do(self, over_http: Callable[[Service], T], directly: Callable[[Ledger], T]) -> T:
+        service = self._service
+        if service is None:
             return directly(self.ledger)
         try:
-            return self._retrying(over_http)
+            return self._retrying(lambda: over_http(service))
         except Unavailable as error:
             if not self._direct:
                 raise
             if not self._down:
-                log.warning("service %s: %s; going to the storage directly", self._http.base_url, error.message)
+                log.warning("service %s: %s; going to the storage directly", service.url, error.message)
                 self._down = True
             try:
                 return directly(self.ledger)
@@ -226,24 +227,24 @@ class Transport:
     def _until(
         self,
         deadline_seconds: float,
-        over_http: Callable[[float], T],
+        over_http: Callable[[Service, float], T],
         directly: Callable[[Ledger], T],
         enough: Callable[[T], bool],
     ) -> T:
         """Ask again and again until the answer is enough or the deadline passes; then the last answer. Outages are
-        waited out as long as there is time."""
+        waited out as long as there is time; a drive that is not mounted is none."""
         give_up_at = time.monotonic() + deadline_seconds
         pause = FIRST_PAUSE_SECONDS
         while True:
             asked_at = time.monotonic()
             left = max(give_up_at - asked_at, 0.0)
-            poll = functools.partial(over_http, min(left, LONG_POLL_SECONDS))
+            poll = functools.partial(_with_wait, over_http, min(left, LONG_POLL_SECONDS))
             try:
                 answer = self._do(poll, directly)
                 if enough(answer) or left == 0.0:
                     return answer
-            except Unavailable:
-                if left == 0.0:
+            except Unavailable as error:
+                if left == 0.0 or isinstance(error, NotInitialised):
                     raise
             # A long poll has waited already; a look at the storage has not.
             time.sleep(min(left, max(0.0, pause - (time.monotonic() - asked_at))))
@@ -267,39 +268,9 @@ class Transport:
     def _path(self, tail: str) -> str:
         return f"/v1/runs/{self.run}{tail}"
 
-    def _get(self, model: type[M], path: str, params: dict[str, Any] | None = None) -> M:
-        return model.model_validate_json(self._send("GET", path, params=params).content)
 
-    def _maybe(self, model: type[M], tail: str, params: dict[str, Any]) -> M | None:
-        answer = self._send("GET", self._path(tail), params=params)
-        return None if answer.status_code == 204 else model.model_validate_json(answer.content)
-
-    def _post(
-        self, model: type[M] | None, tail: str, body: BaseModel, *, timeout: float = REQUEST_SECONDS
-    ) -> M | None:
-        data = body.model_dump_json().encode()
-        headers = {"Content-Type": "application/json"}
-        answer = self._send("POST", self._path(tail), content=data, headers=headers, timeout=timeout)
-        return model.model_validate_json(answer.content) if model is not None else None
-
-    def _send(self, method: str, path: str, **options: Any) -> httpx.Response:
-        http = _known(self._http)
-        try:
-            answer = http.request(method, path, **options)
-        except httpx.TransportError as error:
-            raise Unavailable(f"{method} {http.base_url}{path}: {describe(error)}") from error
-        if answer.is_success:
-            return answer
-        raise _problem(method, str(answer.request.url), answer)
-
-
-def _problem(method: str, url: str, answer: httpx.Response) -> CkptdError:
-    """The error that an answer of the service stands for."""
-    if answer.headers.get("Content-Type", "").startswith("application/problem+json"):
-        problem = answer.json()
-        return from_dict({**problem, "message": problem.get("detail")})
-    text = f"{method} {url}: HTTP {answer.status_code}, and no answer of ckptd: {answer.text[:200]!r}"
-    return Unavailable(text) if answer.status_code >= 500 else Invalid(text, do="Check the URL.", field="url")
+def _with_wait(ask: Callable[[Service, float], T], wait_seconds: float, service: Service) -> T:
+    return ask(service, wait_seconds)
 
 
 def _passes(error: Exception) -> bool:

@@ -140,7 +140,7 @@ class _Builder:
         raw = self._tensors.get(name)
         if raw is None:
             _broken(path, f"the payload has no tensor {name[:200]!r}")
-        return raw.detach().reshape(-1).view(torch.uint8)
+        return raw if raw.dtype == torch.uint8 and raw.ndim == 1 else raw.detach().reshape(-1).view(torch.uint8)
 
     def _named(self, kind: str, node: JsonValue, path: Path) -> object:
         match node:

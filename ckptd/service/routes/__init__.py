@@ -1,0 +1,1 @@
+"""The routes, by subject. Each is a few lines over the ledger; the rules are not here."""
