@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from urllib.parse import parse_qsl
@@ -43,10 +44,12 @@ def hooked(name: str, function: Callable[[], None]) -> Iterator[None]:
 
 def _carry_out(action: str, name: str) -> None:
     match action:
+        # To this thread, not to the process: the kernel may hand a process's signal to another thread, and this one
+        # would get past the place before all are stopped.
         case "kill":
-            os.kill(os.getpid(), signal.SIGKILL)
+            signal.pthread_kill(threading.get_ident(), signal.SIGKILL)
         case "stop":
-            os.kill(os.getpid(), signal.SIGSTOP)
+            signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
         case "fail":
             raise Unavailable(f"failpoint {name} failed as ordered by {VARIABLE}")
         case _:

@@ -14,17 +14,16 @@ import time
 from collections.abc import Callable
 
 from ckptd import answers, layout
-from ckptd.errors import Corrupt, Fenced, Invalid, NotFound, Unavailable, Unreachable
-from ckptd.history import Checkpoint, RunState, candidates, judge, lineage, resume_point
+from ckptd.complete import check_complete, check_generation, commit_body, glance, object_of
+from ckptd.errors import Corrupt, Fenced, NotFound, Unavailable, Unreachable
+from ckptd.history import RunState, candidates, judge, lineage, resume_point
 from ckptd.log import Build, RunLog
-from ckptd.manifest import Manifest, ManifestRef, ObjectRef
-from ckptd.reading import check_size, damage_of, read_manifest
+from ckptd.manifest import Manifest, ManifestRef
+from ckptd.reading import read_manifest
 from ckptd.records import (
     AttemptOpened,
     Candidate,
-    CheckpointCommitted,
     CheckpointQuarantined,
-    Damage,
     GenerationReady,
     GenerationStarted,
     RunCreated,
@@ -140,20 +139,20 @@ class Ledger:
         The manifest and every object it names are looked at first: `Corrupt` or `NotFound` if something is not
         there in its full size. `Fenced` or `Conflict` if the save does not count.
         """
-        body = self._commit_body(run, request, None)
+        body = commit_body(run, request, None)
         log = self._log(run)
         with log.lock:
-            state = log.replay()
+            state = log.replay(to_the_end=True)  # a repeat finds its commit, whatever became of the payload since
             verdict = judge(state, body)
         if body.rid not in state.accepted and not verdict.final:
             manifest = read_manifest(self.storage, request.manifest)
-            self._check_complete(run, request, manifest)
-            body = self._commit_body(run, request, manifest)
+            check_complete(self.storage, run, request, manifest)
+            body = commit_body(run, request, manifest)
         self._append(run, lambda state: body)
 
     def abort(self, run: str, save: str, request: AbortRequest) -> None:
         """Rank 0: this save is off. `Conflict` if it was committed before."""
-        _check_generation(save, request.generation)
+        check_generation(save, request.generation)
         body = SaveAborted(generation=request.generation, save=save, reason=request.reason)
         self._append(run, lambda state: body)
 
@@ -188,7 +187,7 @@ class Ledger:
             return DamageAnswer(confirmed=True, detail=f"in quarantine: {known.damage.object}")
         if checkpoint is None:
             raise NotFound(f"run {run} has no checkpoint {report.save}", run=run, save=report.save)
-        ref = self._reference(checkpoint, report.damage.object)
+        ref = object_of(self.storage, checkpoint, report.damage.object)
         reading = self._second_reader(self.storage, ref)
         if reading.damage is None:
             return DamageAnswer(confirmed=False, detail=f"{ref.key} is whole for {reading.reader.process}")
@@ -291,12 +290,12 @@ class Ledger:
         log = self._log(run)
         while True:
             with log.lock:
-                state = log.replay()
+                state = log.replay(to_the_end=True)
                 begun, point = state.started(request.attempt, request.fallback_of), resume_point(state)
             if begun is not None or point is None:
                 return
             try:
-                damage = self._glance(point)
+                damage = glance(self.storage, point)
             except Unavailable as error:
                 looked_at = Candidate(save=point.save, step=point.step, valid=False, reason=error.message[:1000])
                 raise Unreachable(
@@ -310,57 +309,6 @@ class Ledger:
             if not self.report_damage(run, report).confirmed:
                 return  # only we saw it; the ranks that load will tell
 
-    def _glance(self, checkpoint: Checkpoint) -> Damage | None:
-        """A cheap look: the manifest's digest, and that every object is there in its full size."""
-        try:
-            for ref in read_manifest(self.storage, checkpoint.manifest).objects():
-                check_size(self.storage, ref)
-        except Corrupt as error:
-            damage = damage_of(error)
-            if damage is None:
-                raise
-            return damage
-        return None
-
-    def _check_complete(self, run: str, request: CommitRequest, manifest: Manifest) -> None:
-        named = (manifest.run, manifest.generation, manifest.save, manifest.step, len(manifest.parts))
-        asked = (run, request.generation, request.save, request.step, request.writers)
-        if named != asked:
-            raise Invalid(f"the manifest {request.manifest.key} is of {named}, the commit of {asked}", run=run)
-        for ref in manifest.objects():
-            check_size(self.storage, ref)
-
-    def _commit_body(self, run: str, request: CommitRequest, manifest: Manifest | None) -> CheckpointCommitted:
-        expected_key = layout.manifest_key(run, request.save, request.manifest.sha256)
-        if request.manifest.key != expected_key:
-            raise Invalid(f"manifest key {request.manifest.key!r}: expected {expected_key}", field="manifest.key")
-        _check_generation(request.save, request.generation)
-        if layout.step_of(request.save) != request.step:
-            raise Invalid(f"save {request.save} is not of step {request.step}", field="step")
-        return CheckpointCommitted(
-            generation=request.generation,
-            save=request.save,
-            step=request.step,
-            manifest=request.manifest,
-            payload_bytes=manifest.payload_bytes if manifest else 0,
-            writers=request.writers,
-            metrics=manifest.metrics if manifest else {},
-        )
-
-    def _reference(self, checkpoint: Checkpoint, key: str) -> ObjectRef | ManifestRef:
-        """What the checkpoint says about the object a reader complained about."""
-        if key == checkpoint.manifest.key:
-            return checkpoint.manifest
-        for ref in read_manifest(self.storage, checkpoint.manifest).objects():
-            if ref.key == key:
-                return ref
-        raise Invalid(f"{key!r} is no object of checkpoint {checkpoint.save}", field="damage.object")
-
 
 def _new_run() -> RunCreated:
     return RunCreated(fingerprint=secrets.token_hex(16))
-
-
-def _check_generation(save: str, generation: int) -> None:
-    if layout.generation_of(save) != generation:
-        raise Invalid(f"save {save} is not of generation {generation}", field="generation")

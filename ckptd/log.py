@@ -18,6 +18,7 @@ from ckptd import layout
 from ckptd.digests import sha256_hex
 from ckptd.errors import (
     AlreadyExists,
+    CkptdError,
     Conflict,
     Corrupt,
     Fenced,
@@ -126,7 +127,13 @@ class RunLog:
         """Read on, and see what would become of the record."""
         with self.lock:
             state = self.replay(known=known)
-            body = build(state)
+            seen = state.seq
+            try:
+                body = build(state)
+            except CkptdError:  # it gave up: believed only at the very end of the log, for the listing may be old
+                if self.replay(to_the_end=True).seq == seen:
+                    raise
+                body = build(state)
             landed = state.accepted.get(body.rid)
             return _Next(body, state.seq + 1, state.digest, judge(state, body), landed)
 

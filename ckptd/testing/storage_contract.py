@@ -90,7 +90,7 @@ class StorageContract:
         storage.put(KEY, (chunk for _ in range(5)), 5 * len(chunk))
         assert storage.get(KEY, 5 * len(chunk)) == chunk * 5
 
-    def test_an_existing_key_is_never_overwritten(self, storage: Storage) -> None:
+    def test_T2_an_existing_key_is_never_overwritten(self, storage: Storage) -> None:
         put(storage, KEY, b"first")
         with pytest.raises(AlreadyExists) as caught:
             put(storage, KEY, b"second")
@@ -104,7 +104,7 @@ class StorageContract:
         assert caught.value.fields["expected"] == size
         self.assert_absent(storage, KEY)
 
-    def test_a_failing_chunk_iterator_leaves_nothing(self, storage: Storage) -> None:
+    def test_T1_a_failing_chunk_iterator_leaves_nothing(self, storage: Storage) -> None:
         # An OSError, as reading the source may raise: it is the caller's and must not look like ours.
         def chunks() -> Iterator[bytes]:
             yield b"half"
@@ -216,7 +216,7 @@ class StorageContract:
         ["", "/", "/etc/passwd", "..", "../x", "a/../b", "a/./b", ".", "a//b", "a/", "a\0b", "\ud800",
          "x" * 256, "/".join(["y" * 200] * 6)],
     )  # fmt: skip
-    def test_keys_that_are_not_plain_are_refused(self, storage: Storage, key: str) -> None:
+    def test_T5_keys_that_are_not_plain_are_refused(self, storage: Storage, key: str) -> None:
         calls: list[Callable[[], object]] = [
             lambda: put(storage, key, b"x"),
             lambda: storage.get(key, LIMIT),
@@ -235,7 +235,7 @@ class StorageContract:
 
     # Races
 
-    def test_sixteen_racers_have_one_winner(self, storage: Storage) -> None:
+    def test_T2_sixteen_racers_have_one_winner(self, storage: Storage) -> None:
         for round_ in range(8):
             key = f"{RUN}/log/{round_:016d}.json"
             ends = together([partial(put, storage, key, b"%d" % i) for i in range(16)])
@@ -244,7 +244,7 @@ class StorageContract:
             assert all(end is None or type(end) is AlreadyExists for end in ends), ends
             assert storage.get(key, LIMIT) == b"%d" % winners[0]
 
-    def test_no_part_of_an_object_is_seen_while_it_is_written(self, storage: Storage) -> None:
+    def test_T1_no_part_of_an_object_is_seen_while_it_is_written(self, storage: Storage) -> None:
         chunks = Halfway(b"a" * 100_000, b"b" * 100_000)
         with ThreadPoolExecutor(1) as pool:
             writing = pool.submit(storage.put, KEY, chunks, 200_000)

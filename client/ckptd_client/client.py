@@ -26,8 +26,9 @@ from ckptd.errors import Invalid, describe
 from ckptd.wire import Heartbeat
 from ckptd_client.agreement import Store, agree
 from ckptd_client.heartbeat import Heart
-from ckptd_client.incarnation import Identity, Incarnation, patiently
+from ckptd_client.incarnation import Identity, Incarnation
 from ckptd_client.loading import Found
+from ckptd_client.patience import patiently
 from ckptd_client.saving import Job, SaveHandle, Saver
 from ckptd_client.snapshot import HostSnapshot
 from ckptd_client.state import flatten
@@ -43,9 +44,9 @@ class CheckpointClient:
 
     `url` is a service (`http://host:8440`) or a storage (`file:///mnt/shared/ckpts`). Rank and world size come from
     the arguments, the process group or torchrun's environment. `attempt`, if given, names this incarnation and must
-    be new at every restart and equal on all ranks; else rank 0 draws one. `storage` says where this machine sees the
-    service's storage, if the path differs. `direct=False` forbids going around a service that does not answer.
-    `takeover` fences another live job of the same run at once.
+    be new at every restart and equal on all ranks; else rank 0 draws one. `storage` (or CKPTD_STORAGE) says where
+    this machine sees the service's storage, if the path differs; `token` is CKPTD_TOKEN unless given. `direct=False`
+    forbids going around a service that does not answer. `takeover` fences another live job of the same run at once.
     """
 
     def __init__(
@@ -73,7 +74,13 @@ class CheckpointClient:
         self._store = store
         self._start_deadline_seconds = start_deadline_seconds
         self._save_deadline_seconds = save_deadline_seconds
-        self._transport = Transport(url, run, token=token, storage_url=storage, direct=direct)
+        self._transport = Transport(
+            url,
+            run,
+            token=token or os.environ.get("CKPTD_TOKEN"),
+            storage_url=storage or os.environ.get("CKPTD_STORAGE"),
+            direct=direct,
+        )
         self._saver = Saver(self._transport, self._declare_ready)
         self._snapshot = HostSnapshot()
         self._saves: Counter[tuple[int, bool]] = Counter()
@@ -86,8 +93,8 @@ class CheckpointClient:
 
     @classmethod
     def from_env(cls, **options: Any) -> Self:
-        """The client that CKPTD_URL, CKPTD_RUN, CKPTD_TOKEN and CKPTD_STORAGE describe; `options` go before them."""
-        names = {"url": "CKPTD_URL", "run": "CKPTD_RUN", "token": "CKPTD_TOKEN", "storage": "CKPTD_STORAGE"}
+        """The client that CKPTD_URL and CKPTD_RUN describe; `options` go before them."""
+        names = {"url": "CKPTD_URL", "run": "CKPTD_RUN"}
         found = {name: os.environ[variable] for name, variable in names.items() if os.environ.get(variable)}
         settings = {**found, **options}
         missing = [names[name] for name in ("url", "run") if name not in settings]

@@ -140,8 +140,8 @@ def _digest(order: list[int]) -> str:
 
 
 class RngState:
-    """The random state of this process, for the `per_rank` part of a checkpoint: Python's, numpy's global one, torch's
-    on the CPU and, with a CUDA `device`, on that device. Load it last: whatever is seeded later is not what was saved.
+    """The random state of this process, for the `per_rank` part of a checkpoint: Python's, numpy's global one,
+    torch's on the CPU and, with a CUDA `device`, on that device. Load it last: seeding again afterwards undoes it.
     """
 
     def __init__(self, device: torch.device | str = "cpu") -> None:

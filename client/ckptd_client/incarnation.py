@@ -12,7 +12,7 @@ import json
 import logging
 import socket
 import time
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -22,7 +22,6 @@ from ckptd.errors import (
     InUse,
     Invalid,
     NotInitialised,
-    Unavailable,
     Unreachable,
     describe,
     from_dict,
@@ -33,6 +32,7 @@ from ckptd.second import this_process
 from ckptd.wire import Answer, BeginRequest, DamageReport, OpenRequest
 from ckptd_client.agreement import Agreement
 from ckptd_client.loading import Found, State
+from ckptd_client.patience import patiently
 from ckptd_client.stateful import check, install
 from ckptd_client.transport import Transport
 
@@ -264,23 +264,6 @@ class Incarnation:
                 failure = dict(other["error"])
                 raise from_dict({**failure, "message": f"rank {rank}: {failure['message']}"})
         return ballots
-
-
-def patiently(call: Callable[[], T], deadline_seconds: float) -> T:
-    """At the start there is time: an outage is waited out until the deadline, then it is `Unreachable`."""
-    give_up_at = time.monotonic() + deadline_seconds
-    while True:
-        try:
-            return call()
-        except NotInitialised:
-            raise
-        except Unavailable as error:
-            if time.monotonic() >= give_up_at:
-                if isinstance(error, Unreachable):
-                    raise
-                raise Unreachable(error.message, **error.fields) from error
-            log.warning("%s; trying again", error.message)
-        time.sleep(min(RETRY_SECONDS, max(0.0, give_up_at - time.monotonic())))
 
 
 def _foreign(what: str, error: Exception) -> Invalid:

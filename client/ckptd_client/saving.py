@@ -15,7 +15,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
-import stamina
 from pydantic import JsonValue, ValidationError
 
 from ckptd import __version__, layout
@@ -25,11 +24,13 @@ from ckptd.manifest import MAX_MANIFEST_BYTES, Manifest, ManifestRef, ObjectRef,
 from ckptd.storage.base import Storage
 from ckptd.wire import AbortRequest, CommitRequest, SaveStatus
 from ckptd_client import payload
+from ckptd_client.patience import again
 from ckptd_client.snapshot import Captured
 from ckptd_client.transport import Transport
 
 log = logging.getLogger("ckptd")
 WRITE_TRIES = 3
+PUT_SECONDS = 60.0
 RETRY_SECONDS = 1.0
 SLACK_SECONDS = 60.0  # a save ends by its own deadline, and knows the reason: the caller waits that much longer
 
@@ -171,12 +172,14 @@ class Saver:
         """Each try under a new name: a file whose write failed is never trusted again."""
         if job.captured is None:
             raise AssertionError("a writer without captured state")
-        for attempt in stamina.retry_context(on=Unavailable, attempts=WRITE_TRIES, timeout=job.left_seconds):
-            with attempt:
-                key = layout.payload_key(job.run, job.handle.save, job.rank, layout.new_nonce())
-                _point("payload-begin", job)
-                return payload.write(self._transport.storage, key, job.captured)
-        raise AssertionError("the last try returns or raises")
+        captured = job.captured
+
+        def write() -> ObjectRef:
+            key = layout.payload_key(job.run, job.handle.save, job.rank, layout.new_nonce())
+            _point("payload-begin", job)
+            return payload.write(self._transport.storage, key, captured)
+
+        return again(write, seconds=job.left_seconds, tries=WRITE_TRIES)
 
     def _write_manifest(self, job: Job) -> ManifestRef:
         """Rank 0: all parts, in one manifest."""
@@ -305,10 +308,12 @@ def _raise_unless_durable(job: Job, status: SaveStatus) -> None:
 
 def _put(storage: Storage, key: str, data: bytes) -> None:
     """Write a small object whose name no other content can have; a retry that finds it there is done."""
-    for attempt in stamina.retry_context(on=Unavailable, attempts=WRITE_TRIES):
-        with attempt:
-            try:
-                storage.put(key, [data], len(data))
-            except AlreadyExists:
-                if storage.get(key, len(data)) != data:
-                    raise
+
+    def put() -> None:
+        try:
+            storage.put(key, [data], len(data))
+        except AlreadyExists:
+            if storage.get(key, len(data)) != data:
+                raise
+
+    again(put, seconds=PUT_SECONDS, tries=WRITE_TRIES)

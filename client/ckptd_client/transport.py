@@ -14,8 +14,6 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-import stamina
-
 from ckptd import layout
 from ckptd.errors import Invalid, NotInitialised, Unavailable, Unreachable, describe
 from ckptd.ledger import Ledger
@@ -37,6 +35,7 @@ from ckptd.wire import (
     SaveStatus,
     StorageInfo,
 )
+from ckptd_client.patience import again
 from ckptd_client.service import Service
 
 log = logging.getLogger("ckptd")
@@ -252,18 +251,9 @@ class Transport:
 
     def _retrying(self, call: Callable[[], T]) -> T:
         """Patient with a service that fails for the first time; one that is known to be down is tried once."""
-        for attempt in stamina.retry_context(
-            on=_passes,
-            attempts=1 if self._down else None,
-            timeout=self._patience_seconds,
-            wait_initial=0.1,
-            wait_max=1.0,
-        ):
-            with attempt:
-                result = call()
-                self._down = False
-                return result
-        raise AssertionError("unreachable: the last attempt returns or raises")
+        result = again(call, seconds=self._patience_seconds, tries=1 if self._down else None)
+        self._down = False
+        return result
 
     def _path(self, tail: str) -> str:
         return f"/v1/runs/{self.run}{tail}"
@@ -271,11 +261,6 @@ class Transport:
 
 def _with_wait(ask: Callable[[Service, float], T], wait_seconds: float, service: Service) -> T:
     return ask(service, wait_seconds)
-
-
-def _passes(error: Exception) -> bool:
-    """Whether waiting may help. A root without its marker is for a person to look at."""
-    return isinstance(error, Unavailable) and not isinstance(error, NotInitialised)
 
 
 def _known(value: T | None) -> T:

@@ -155,7 +155,7 @@ def test_a_truncated_file_is_corrupt_with_both_sizes(by_link: LocalStorage, root
 # Durability
 
 
-def test_order_of_fsync_and_publish(storage: LocalStorage, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_T1_order_of_fsync_and_publish(storage: LocalStorage, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     steps: list[str] = []
     real_fsync, real_link, real_rename = os.fsync, os.link, os.rename
 
@@ -198,7 +198,7 @@ def test_a_folder_another_process_made_is_made_durable_too(
 
 
 @pytest.mark.parametrize("error", [errno.EIO, errno.ENOSPC, errno.EDQUOT])
-def test_a_failed_fsync_gives_the_file_up(
+def test_T7_a_failed_fsync_gives_the_file_up(
     storage: LocalStorage, root: Path, monkeypatch: pytest.MonkeyPatch, error: int
 ) -> None:
     put(storage, f"{RUN}/log/0000000000000000.json")
@@ -262,7 +262,7 @@ def test_sync_reaches_file_and_folders(root: Path, by_link: LocalStorage, monkey
     assert synced == [str(root / part) for part in (KEY, "", "runs", RUN, f"{RUN}/log")]
 
 
-def test_a_failed_sync_drops_the_cache(by_link: LocalStorage, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_T7_a_failed_sync_drops_the_cache(by_link: LocalStorage, monkeypatch: pytest.MonkeyPatch) -> None:
     put(by_link)
     dropped: list[int] = []
     monkeypatch.setattr(os, "fsync", os_call(errno.EIO))
@@ -417,7 +417,7 @@ def test_no_descriptor_is_left_open(storage: LocalStorage, root: Path, monkeypat
 
 
 @pytest.mark.parametrize("state", ["empty", "missing", "a file", "another storage"])
-def test_an_unmounted_root_is_never_read_as_empty_nor_written(
+def test_T3_an_unmounted_root_is_never_read_as_empty_nor_written(
     storage: LocalStorage, root: Path, tmp_path: Path, state: str
 ) -> None:
     put(storage)
@@ -478,7 +478,7 @@ def test_a_put_stays_on_the_drive_it_began_on(storage: LocalStorage, root: Path,
     ("error", "says"),
     [(errno.EACCES, "uid"), (errno.ENOTCONN, "ENOTCONN"), (errno.EIO, "EIO"), (errno.ETIMEDOUT, "ETIMEDOUT")],
 )
-def test_an_error_is_never_read_as_absence(
+def test_T6_an_error_is_never_read_as_absence(
     by_link: LocalStorage, monkeypatch: pytest.MonkeyPatch, error: int, says: str
 ) -> None:
     put(by_link)
@@ -600,7 +600,7 @@ except Unavailable as error:
     assert files_below(root) - {LOCK_NAME} == {layout.ROOT_MARKER}
 
 
-def test_a_writer_killed_in_mid_put_leaves_no_object(storage: LocalStorage, root: Path) -> None:
+def test_T1_a_writer_killed_in_mid_put_leaves_no_object(storage: LocalStorage, root: Path) -> None:
     program = """
 import sys
 from ckptd.storage import open_storage
@@ -629,7 +629,7 @@ open_storage(sys.argv[1]).put(sys.argv[2], chunks(), 200_000)
     storage.delete(f"{layout.tmp_folder(KEY)}/{left}")
 
 
-def test_two_processes_race_for_one_key(storage: LocalStorage) -> None:
+def test_T2_two_processes_race_for_one_key(storage: LocalStorage) -> None:
     program = """
 import sys
 from ckptd.errors import AlreadyExists

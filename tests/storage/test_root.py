@@ -26,7 +26,7 @@ def test_init_then_open(tmp_path: Path) -> None:
     assert open_storage(url).check_root() == uuid
 
 
-def test_a_second_init_changes_nothing(tmp_path: Path) -> None:
+def test_T4_a_second_init_changes_nothing(tmp_path: Path) -> None:
     marker = tmp_path / layout.ROOT_MARKER
     uuid = init_root(str(tmp_path))
     before = (marker.read_bytes(), marker.stat().st_ino)
@@ -41,7 +41,7 @@ def test_the_parent_of_a_new_root_must_exist(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("query", ["", "?publish=lock"])
-def test_racing_inits_end_with_one_uuid(tmp_path: Path, query: str) -> None:
+def test_T4_racing_inits_end_with_one_uuid(tmp_path: Path, query: str) -> None:
     for round_ in range(8):
         url = f"file://{tmp_path}/root{round_}{query}"
         uuids: list[str] = []
@@ -136,7 +136,7 @@ def test_urls_that_are_refused(url: str, says: str) -> None:
         assert caught.value.fields["field"] == "url"
 
 
-def test_a_root_without_marker_is_not_opened(tmp_path: Path) -> None:
+def test_T3_a_root_without_marker_is_not_opened(tmp_path: Path) -> None:
     for url in (f"file://{tmp_path}", f"file://{tmp_path}/missing", "memory://test-root-unmarked"):
         with pytest.raises(NotInitialised) as caught:
             open_storage(url)
