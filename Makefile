@@ -33,7 +33,9 @@ types: $(STAMP)  ## mypy, strict
 
 cover: $(STAMP)  ## The tests with line and branch coverage, child processes included
 	rm -f .coverage .coverage.*
-	COVERAGE_PROCESS_START=pyproject.toml $(PY) -m pytest --cov --cov-report=term:skip-covered
+	$(PY) -m coverage run -m pytest
+	$(PY) -m coverage combine --quiet
+	$(PY) -m coverage report --skip-covered
 
 format: $(STAMP)  ## Bring the code into the house style
 	.venv/bin/ruff check --fix .

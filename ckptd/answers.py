@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Literal
 
 from ckptd.history import Checkpoint, Generation, RunState, candidates, resume_point
+from ckptd.records import Damage
 from ckptd.wire import Answer, CheckpointInfo, Latest, RunInfo
 
 
@@ -26,16 +28,16 @@ def pinned(run: str, storage_uuid: str, state: RunState, generation: Generation)
     )
 
 
-def latest(run: str, state: RunState) -> Latest:
-    """Where a start would resume now."""
-    point = resume_point(state)
+def latest(run: str, state: RunState, seen: Mapping[str, Damage]) -> Latest:
+    """Where a start would resume now, given the damage that was `seen` by looking at the storage."""
+    point = resume_point(state, seen)
     answer: Literal["found", "none", "corrupt"] = "found" if point else "corrupt" if state.tip else "none"
     return Latest(
         answer=answer,
         run=run,
         generation=state.current.number if state.current else 0,
         checkpoint=checkpoint_info(state, point) if point else None,
-        candidates=candidates(state),
+        candidates=candidates(state, seen),
     )
 
 

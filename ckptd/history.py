@@ -16,9 +16,10 @@ valid checkpoint on the way from the tip to its ancestors, never simply the high
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+from types import MappingProxyType
 
 from ckptd.digests import ZERO_SHA256
 from ckptd.manifest import ManifestRef
@@ -29,12 +30,15 @@ from ckptd.records import (
     Candidate,
     CheckpointCommitted,
     CheckpointQuarantined,
+    Damage,
     GenerationReady,
     GenerationStarted,
     Record,
     RunCreated,
     SaveAborted,
 )
+
+NOTHING_SEEN: Mapping[str, Damage] = MappingProxyType({})
 
 
 class Outcome(Enum):
@@ -158,22 +162,24 @@ def lineage(state: RunState) -> Iterator[Checkpoint]:
         save = checkpoint.parent
 
 
-def resume_point(state: RunState) -> Checkpoint | None:
-    """Where training goes on: the first valid checkpoint of the lineage."""
-    return next((c for c in lineage(state) if c.save not in state.quarantined), None)
+def resume_point(state: RunState, seen: Mapping[str, Damage] = NOTHING_SEEN) -> Checkpoint | None:
+    """Where training goes on: the first valid checkpoint of the lineage. `seen` is damage found by looking, which no
+    record confirms yet: for people who ask, never for a verdict."""
+    return next((c for c in lineage(state) if c.save not in state.quarantined and c.save not in seen), None)
 
 
-def candidates(state: RunState) -> tuple[Candidate, ...]:
+def candidates(state: RunState, seen: Mapping[str, Damage] = NOTHING_SEEN) -> tuple[Candidate, ...]:
     """The checkpoints passed over on the way to the resume point, and the resume point, each with its reason."""
     found = []
     for checkpoint in lineage(state):
         record = state.quarantined.get(checkpoint.save)
+        damage = record.damage if record is not None else seen.get(checkpoint.save)
         reason = "newest valid checkpoint of the lineage"
-        if record is not None:
-            damage = record.damage
-            reason = (f"quarantined: {damage.object}, expected {damage.expected}, observed {damage.observed}")[:1000]
-        found.append(Candidate(save=checkpoint.save, step=checkpoint.step, valid=record is None, reason=reason))
-        if record is None:
+        if damage is not None:
+            how = "quarantined" if record is not None else "damaged, and the next start will quarantine it"
+            reason = f"{how}: {damage.object}, expected {damage.expected}, observed {damage.observed}"[:1000]
+        found.append(Candidate(save=checkpoint.save, step=checkpoint.step, valid=damage is None, reason=reason))
+        if damage is None:
             break
     return tuple(found[-MAX_CANDIDATES:])
 

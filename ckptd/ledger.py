@@ -24,6 +24,7 @@ from ckptd.records import (
     AttemptOpened,
     Candidate,
     CheckpointQuarantined,
+    Damage,
     GenerationReady,
     GenerationStarted,
     RunCreated,
@@ -200,10 +201,19 @@ class Ledger:
     # Questions.
 
     def latest(self, run: str) -> Latest:
-        """Where a start would resume now, with the reason for each candidate. Pins and changes nothing."""
+        """Where a start would resume now, with the reason for each candidate. Looks at the objects as a start does;
+        pins and changes nothing."""
         log = self._log(run)
-        with log.lock:
-            return answers.latest(run, log.replay(to_the_end=True))
+        seen: dict[str, Damage] = {}
+        while True:
+            with log.lock:
+                state = log.replay(to_the_end=True)
+                answer = answers.latest(run, state, seen)
+                point = state.checkpoints[answer.checkpoint.save] if answer.checkpoint else None
+            damage = glance(self.storage, point) if point is not None else None
+            if point is None or damage is None:
+                return answer
+            seen[point.save] = damage
 
     def checkpoints(self, run: str) -> list[CheckpointInfo]:
         """All checkpoints of a run, in the order of their commits. `NotFound` for a run that is none."""

@@ -279,7 +279,7 @@ class _Line:
         point = history.resume_point(state)
         if (point.save if point is not None else None) != self._resume():
             yield Finding("I16", where, f"readers resume from {point and point.save}, expected {self._resume()}")
-        if self._parents and answers.latest(self._run, state).answer == "none":
+        if self._parents and answers.latest(self._run, state, {}).answer == "none":
             yield Finding("I17", where, f"answered none, and the run has {len(self._parents)} commits")
 
     def _ancestors(self) -> list[str]:

@@ -14,7 +14,7 @@ import socket
 import time
 from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 from ckptd.errors import (
     CkptdError,
@@ -37,7 +37,6 @@ from ckptd_client.stateful import check, install
 from ckptd_client.transport import Transport
 
 log = logging.getLogger("ckptd")
-T = TypeVar("T")
 Live = MutableMapping[str, object]
 MAX_FALLBACKS = 3
 IN_USE_SECONDS = 45.0
@@ -132,14 +131,16 @@ class Incarnation:
             fallback_of=fallback_of,
             takeover=self.who.takeover,
         )
-        give_up_at = time.monotonic() + IN_USE_SECONDS
+        give_up_at, told = time.monotonic() + IN_USE_SECONDS, False
         while True:
             try:
                 return patiently(lambda: self._transport.begin(request), self.who.deadline_seconds)
             except InUse as error:
                 if time.monotonic() >= give_up_at:
                     raise
-                log.warning("%s; waiting whether it is still alive", error.message)
+                if not told:
+                    log.warning("%s; waiting up to %.0f s whether it falls silent", error.message, IN_USE_SECONDS)
+                    told = True
             time.sleep(RETRY_SECONDS)
 
     def _join(self, word: str, fallback_of: int | None) -> Answer | None:

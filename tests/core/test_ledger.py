@@ -239,6 +239,24 @@ def test_S7_latest_has_a_reason_for_every_candidate(ledger: Ledger) -> None:
     assert "newest valid" in latest.candidates[1].reason
 
 
+def test_S7_latest_looks_at_the_objects_and_changes_nothing(inner: MemoryStorage, ledger: Ledger) -> None:
+    live(ledger)
+    commit(ledger, 1, 5)
+    request = commit(ledger, 1, 6)
+    inner.delete(ledger.manifest(request.manifest).objects()[0].key)
+    records = ledger.run_info(RUN).records
+    latest = ledger.latest(RUN)
+    assert (latest.answer, latest.checkpoint and latest.checkpoint.step) == ("found", 5)
+    assert [(c.step, c.valid) for c in latest.candidates] == [(6, False), (5, True)]
+    assert "the next start will quarantine it" in latest.candidates[0].reason
+    assert "missing" in latest.candidates[0].reason
+    assert ledger.run_info(RUN).records == records
+    ledger.open(RUN, opening(B))
+    begun = begin(ledger, B)
+    assert begun.checkpoint is not None
+    assert begun.checkpoint.step == 5
+
+
 def test_S7_unreachable_is_not_none(inner: MemoryStorage, storage: FaultyStorage) -> None:
     live(a_ledger(inner))
     commit(a_ledger(inner), 1, 5)

@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from ckptd import layout
+from ckptd.complete import glance
 from ckptd.errors import Conflict, Corrupt, Fenced, Unavailable
-from ckptd.history import RunState, resume_point
+from ckptd.history import RunState, lineage, resume_point
 from ckptd.log import RunLog
 from ckptd.records import Damage
 from ckptd.storage.memory import MemoryStorage
@@ -369,7 +370,9 @@ class Run(RuleBasedStateMachine):
             except Unavailable:
                 return
         state = self.truth()
-        point = resume_point(state)
+        looks = ((c.save, glance(self.inner, c)) for c in lineage(state))
+        seen = {name: damage for name, damage in looks if damage is not None}
+        point = resume_point(state, seen)
         assert latest.answer == ("found" if point else "corrupt" if state.checkpoints else "none"), "I17, I18"
         assert (latest.checkpoint and latest.checkpoint.save) == (point and point.save)
 
