@@ -7,10 +7,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from ckptd.testing.auditor import Auditor
 
 from ckptd.ledger import Ledger
 from ckptd.storage import init_root, open_storage
+from ckptd.testing.auditor import Auditor
 from ckptd.testing.processes import ServiceProcess
 from tests.e2e.processes import Loop
 
