@@ -173,7 +173,7 @@ class CheckpointClient:
         self._saves[step, everyone] += 1
         save = layout.save_id(generation, step, all_ranks=everyone, count=self._saves[step, everyone])
         shared = flatten(collect(app_state), "shared") if self.rank == 0 else None
-        own = flatten(collect(per_rank), "rank", root="per_rank") if per_rank is not None else None
+        own = flatten(collect(per_rank, "per_rank"), "rank", root="per_rank") if per_rank is not None else None
         flats = [flat for flat in (shared, own) if flat is not None]
         job = Job(
             handle=SaveHandle(save, step),

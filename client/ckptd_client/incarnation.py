@@ -199,7 +199,7 @@ class Incarnation:
         check(app_state, shared)
         own = self.found.read_per_rank() if per_rank is not None else None
         if own is not None and per_rank is not None:
-            check(per_rank, own)
+            check(per_rank, own, root="per_rank")
         return shared, own
 
     def _install_together(
@@ -210,7 +210,7 @@ class Incarnation:
         try:
             install(app_state, shared)
             if own is not None and per_rank is not None:
-                install(per_rank, own)
+                install(per_rank, own, root="per_rank")
         except CkptdError as caught:
             error = caught
         except Exception as caught:  # noqa: BLE001 - whatever a load_state_dict raises goes to all ranks

@@ -32,12 +32,12 @@ class Stateful(Protocol):
     def load_state_dict(self, state_dict: Any) -> Any: ...
 
 
-def collect(app_state: Mapping[str, object]) -> dict[str, object]:
+def collect(app_state: Mapping[str, object], root: str = "app_state") -> dict[str, object]:
     """The state of everything in `app_state`, still sharing memory with it. Called on the training thread.
 
     Objects with state_dict() and load_state_dict() are asked, nested dicts are walked, all else stays as it is.
     """
-    return {key: _collect(value, Path("app_state").child(key)) for key, value in app_state.items()}
+    return {key: _collect(value, Path(root).child(key)) for key, value in app_state.items()}
 
 
 def _collect(value: object, path: Path) -> object:
@@ -81,19 +81,19 @@ def _canonical(module: torch.nn.Module, name: str) -> str:
     return ".".join(kept)
 
 
-def check(app_state: Mapping[str, object], loaded: Mapping[str, object]) -> None:
+def check(app_state: Mapping[str, object], loaded: Mapping[str, object], root: str = "app_state") -> None:
     """Whether `loaded` fits the live objects. Changes nothing; `Invalid` with the list of all differences.
 
     Compared are the entries of app_state, names, shapes and dtypes of modules and tensors, and the parameter
     groups of optimizers. What other objects hold is theirs to check.
     """
-    differences = list(_dict_differences(app_state, loaded, Path("app_state")))
+    differences = list(_dict_differences(app_state, loaded, Path(root)))
     if differences:
         shown = differences[:SHOWN_DIFFERENCES]
         if len(differences) > len(shown):
             shown.append(f"and {len(differences) - len(shown)} more")
         raise Invalid(
-            "the checkpoint does not fit app_state:\n" + "\n".join(f"  - {line}" for line in shown),
+            f"the checkpoint does not fit {root}:\n" + "\n".join(f"  - {line}" for line in shown),
             do="Build the objects as they were when it was saved, or load only the entries that fit.",
             differences=differences,
         )
@@ -158,15 +158,15 @@ def _described(tensor: torch.Tensor) -> str:
     return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
 
 
-def install(app_state: MutableMapping[str, object], loaded: Mapping[str, object]) -> None:
+def install(app_state: MutableMapping[str, object], loaded: Mapping[str, object], root: str = "app_state") -> None:
     """Bring `app_state` to the loaded state, in place. Called on the training thread, before training goes on.
 
     Stateful objects get load_state_dict, tensors are copied into, plain values are replaced. `check` comes first,
     and on its `Invalid` nothing has changed; after an error from an object's own load_state_dict the objects
     before it have. Nothing installed shares memory with `loaded`.
     """
-    check(app_state, loaded)
-    _install_dict(app_state, loaded, Path("app_state"))
+    check(app_state, loaded, root)
+    _install_dict(app_state, loaded, Path(root))
 
 
 def _install_dict(live: MutableMapping[Any, object], loaded: Mapping[Any, object], path: Path) -> None:

@@ -431,3 +431,11 @@ def test_metadata_of_a_plain_state_dict_survives_collect() -> None:
     collected = collect({"model": state})["model"]
     assert type(collected) is OrderedDict
     assert vars(collected)["_metadata"] == vars(state)["_metadata"]
+
+
+def test_messages_name_the_state_they_are_about() -> None:
+    live: dict[str, object] = {"rng": torch.zeros(3)}
+    with pytest.raises(Invalid, match=r"does not fit per_rank(.|\n)*per_rank\['rng'\]"):
+        check(live, {"rng": torch.zeros(4)}, root="per_rank")
+    with pytest.raises(Invalid, match=r"per_rank\['rng'\]"):
+        install(live, {"rng": torch.zeros(4)}, root="per_rank")
