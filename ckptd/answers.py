@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Literal
 
-from ckptd.history import Checkpoint, Generation, RunState, candidates, resume_point
+from ckptd.history import candidates, resume_point
 from ckptd.records import Damage
+from ckptd.state import Checkpoint, Generation, RunState
 from ckptd.wire import Answer, CheckpointInfo, Latest, RunInfo
 
 

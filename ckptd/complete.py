@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from ckptd import layout
 from ckptd.errors import Corrupt, Invalid
-from ckptd.history import Checkpoint
 from ckptd.manifest import Manifest, ManifestRef, ObjectRef
 from ckptd.reading import check_size, damage_of, read_manifest
 from ckptd.records import CheckpointCommitted, Damage
+from ckptd.state import Checkpoint
 from ckptd.storage.base import Storage
 from ckptd.wire import CommitRequest
 

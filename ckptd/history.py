@@ -11,18 +11,15 @@ so a lost race needs no referee: the loser's record is void for everyone.
 An attempt is an incarnation of the job; its age is the slot in which it was opened. A generation is an attempt
 that began; its number is the fencing token: no commit of generation g counts after g+1 started, and none before
 g is ready. The *tip* is the newest checkpoint of the line that is being trained; the resume point is the first
-valid checkpoint on the way from the tip to its ancestors, never simply the highest step.
+valid one on the way from the tip to its ancestors, never simply the highest step.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
-from types import MappingProxyType
 
-from ckptd.digests import ZERO_SHA256
-from ckptd.manifest import ManifestRef
 from ckptd.records import (
     MAX_CANDIDATES,
     AttemptOpened,
@@ -37,8 +34,7 @@ from ckptd.records import (
     RunCreated,
     SaveAborted,
 )
-
-NOTHING_SEEN: Mapping[str, Damage] = MappingProxyType({})
+from ckptd.state import Checkpoint, Generation, OpenedAttempt, RunState
 
 
 class Outcome(Enum):
@@ -67,70 +63,6 @@ class Verdict:
 
 
 ACCEPTED = Verdict(Outcome.ACCEPTED)
-
-
-@dataclass(frozen=True)
-class OpenedAttempt:
-    seq: int
-    job: str
-    host: str
-
-
-@dataclass
-class Generation:
-    """An incarnation that began. `digest` is the sha256 of its record's stored bytes."""
-
-    number: int
-    attempt: str
-    world: int
-    resume_from: str | None
-    fallback_of: int | None
-    candidates: tuple[Candidate, ...]
-    digest: str
-    time: str
-    ready: bool = False
-
-
-@dataclass(frozen=True)
-class Checkpoint:
-    """A commit that counted. `parent` is the save it continues, None at the start of the run."""
-
-    save: str
-    seq: int
-    step: int
-    generation: int
-    parent: str | None
-    manifest: ManifestRef
-    payload_bytes: int
-    writers: int
-    metrics: dict[str, float]
-    time: str
-
-
-@dataclass
-class RunState:
-    """The fold of records 1..seq. `digest` chains the next record."""
-
-    seq: int = 0
-    digest: str = ZERO_SHA256
-    fingerprint: str = ""
-    attempts: dict[str, OpenedAttempt] = field(default_factory=dict)
-    generations: list[Generation] = field(default_factory=list)
-    checkpoints: dict[str, Checkpoint] = field(default_factory=dict)
-    aborted: dict[str, str] = field(default_factory=dict)
-    quarantined: dict[str, CheckpointQuarantined] = field(default_factory=dict)
-    tip: str | None = None
-    accepted: dict[str, int] = field(default_factory=dict)
-    void: dict[int, str] = field(default_factory=dict)
-
-    @property
-    def current(self) -> Generation | None:
-        return self.generations[-1] if self.generations else None
-
-    def started(self, attempt: str, fallback_of: int | None) -> Generation | None:
-        """The generation that this attempt began, as a fallback of `fallback_of` if that is given."""
-        mine = (g for g in self.generations if g.attempt == attempt and g.fallback_of == fallback_of)
-        return next(mine, None)
 
 
 def fold(records: Iterable[tuple[Record, str]]) -> RunState:
@@ -162,13 +94,13 @@ def lineage(state: RunState) -> Iterator[Checkpoint]:
         save = checkpoint.parent
 
 
-def resume_point(state: RunState, seen: Mapping[str, Damage] = NOTHING_SEEN) -> Checkpoint | None:
+def resume_point(state: RunState, seen: Mapping[str, Damage] = {}) -> Checkpoint | None:
     """Where training goes on: the first valid checkpoint of the lineage. `seen` is damage found by looking, which no
     record confirms yet: for people who ask, never for a verdict."""
     return next((c for c in lineage(state) if c.save not in state.quarantined and c.save not in seen), None)
 
 
-def candidates(state: RunState, seen: Mapping[str, Damage] = NOTHING_SEEN) -> tuple[Candidate, ...]:
+def candidates(state: RunState, seen: Mapping[str, Damage] = {}) -> tuple[Candidate, ...]:
     """The checkpoints passed over on the way to the resume point, and the resume point, each with its reason."""
     found = []
     for checkpoint in lineage(state):

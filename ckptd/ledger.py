@@ -16,7 +16,7 @@ from collections.abc import Callable
 from ckptd import answers, layout
 from ckptd.complete import check_complete, check_generation, commit_body, glance, object_of
 from ckptd.errors import Corrupt, Fenced, NotFound, Unavailable, Unreachable
-from ckptd.history import RunState, candidates, judge, lineage, resume_point
+from ckptd.history import candidates, judge, lineage, resume_point
 from ckptd.log import Build, RunLog
 from ckptd.manifest import Manifest, ManifestRef
 from ckptd.reading import read_manifest
@@ -31,6 +31,7 @@ from ckptd.records import (
     SaveAborted,
 )
 from ckptd.second import SecondReader, read_in_new_process, this_process
+from ckptd.state import RunState
 from ckptd.storage.base import Storage
 from ckptd.wire import (
     AbortRequest,
@@ -168,11 +169,7 @@ class Ledger:
                 return SaveStatus(save=save, status="aborted", detail=state.aborted[save])
             current = state.current
             if current is not None and current.number > layout.generation_of(save):
-                return SaveStatus(
-                    save=save,
-                    status="fenced",
-                    detail=f"generation {current.number} started before the commit",
-                )
+                return SaveStatus(save=save, status="fenced", detail=f"generation {current.number} started before it")
         return SaveStatus(save=save, status="pending")
 
     # Damage.

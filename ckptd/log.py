@@ -28,8 +28,9 @@ from ckptd.errors import (
     describe,
 )
 from ckptd.failpoints import failpoint
-from ckptd.history import Outcome, RunState, Verdict, advance, judge
+from ckptd.history import Outcome, Verdict, advance, judge
 from ckptd.records import MAX_RECORD_BYTES, Body, damaged_slot, decode, encode, record
+from ckptd.state import RunState
 from ckptd.storage.base import Storage
 
 Build = Callable[[RunState], Body]

@@ -19,8 +19,8 @@ from typing import Any
 from ckptd import answers, history, layout
 from ckptd.digests import ZERO_SHA256, chunk_digest, sha256_hex
 from ckptd.errors import Corrupt, NotFound
-from ckptd.history import RunState
 from ckptd.records import MAX_RECORD_BYTES, decode
+from ckptd.state import RunState
 from ckptd.storage.base import Storage
 
 

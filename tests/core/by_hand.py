@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ckptd import layout
 from ckptd.digests import ZERO_SHA256, canonical_json, chunk_digest, sha256_hex
-from ckptd.history import RunState, Verdict, advance, judge
+from ckptd.history import Verdict, advance, judge
 from ckptd.ledger import Ledger
 from ckptd.manifest import Manifest, ManifestRef, ObjectRef, Part
 from ckptd.records import (
@@ -22,6 +22,7 @@ from ckptd.records import (
     record,
 )
 from ckptd.second import Reading, read_here
+from ckptd.state import RunState
 from ckptd.storage.base import Storage
 from ckptd.wire import BeginRequest, CommitRequest, OpenRequest
 

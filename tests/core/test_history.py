@@ -8,8 +8,9 @@ import random
 import pytest
 
 from ckptd.digests import sha256_hex
-from ckptd.history import Outcome, RunState, advance, candidates, fold, judge, lineage, resume_point
+from ckptd.history import Outcome, advance, candidates, fold, judge, lineage, resume_point
 from ckptd.records import MAX_CANDIDATES, Body, Record, encode, record
+from ckptd.state import RunState
 from tests.core.by_hand import (
     LIVE,
     ME,

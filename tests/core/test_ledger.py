@@ -403,7 +403,7 @@ def test_V8_a_commit_of_a_fenced_generation_does_not_count(ledger: Ledger) -> No
     with pytest.raises(Fenced, match="generation 2 started"):
         ledger.commit(RUN, request)
     status = ledger.save_status(RUN, request.save)
-    assert (status.status, status.detail) == ("fenced", "generation 2 started before the commit")
+    assert (status.status, status.detail) == ("fenced", "generation 2 started before it")
     with pytest.raises(Fenced):
         ledger.abort(RUN, request.save, AbortRequest(generation=1, reason="late"))
 

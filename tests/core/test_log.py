@@ -13,9 +13,9 @@ import pytest
 from ckptd import layout
 from ckptd.digests import ZERO_SHA256, canonical_json
 from ckptd.errors import Conflict, Corrupt, Fenced, NotFound, NotInitialised, OutcomeUnknown, Unavailable
-from ckptd.history import RunState
 from ckptd.log import RunLog
 from ckptd.records import MAX_RECORD_BYTES, Body
+from ckptd.state import RunState
 from ckptd.storage.base import Storage
 from ckptd.storage.memory import MemoryStorage
 from ckptd.testing.faults import Delayed

@@ -17,9 +17,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from ckptd import layout
 from ckptd.complete import glance
 from ckptd.errors import Conflict, Corrupt, Fenced, Unavailable
-from ckptd.history import RunState, lineage, resume_point
+from ckptd.history import lineage, resume_point
 from ckptd.log import RunLog
 from ckptd.records import Damage
+from ckptd.state import RunState
 from ckptd.storage.memory import MemoryStorage
 from ckptd.testing.auditor import Auditor
 from ckptd.testing.faults import Delayed, Fault

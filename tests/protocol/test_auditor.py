@@ -10,9 +10,10 @@ import pytest
 from ckptd import history, layout
 from ckptd.digests import canonical_json
 from ckptd.errors import Unavailable
-from ckptd.history import RunState, Verdict
+from ckptd.history import Verdict
 from ckptd.manifest import Manifest
 from ckptd.records import Body
+from ckptd.state import Checkpoint, RunState
 from ckptd.storage.local import LocalStorage
 from ckptd.storage.memory import MemoryStorage
 from ckptd.testing.auditor import Auditor
@@ -194,7 +195,7 @@ def test_I16_a_start_that_is_not_from_the_resume_point(credulous: None) -> None:
 
 
 def test_I16_a_reader_that_resumes_from_the_highest_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    def highest(state: RunState) -> history.Checkpoint | None:
+    def highest(state: RunState) -> Checkpoint | None:
         return max(state.checkpoints.values(), key=lambda c: c.step, default=None)
 
     monkeypatch.setattr(history, "resume_point", highest)

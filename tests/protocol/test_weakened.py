@@ -17,7 +17,7 @@ from ckptd import answers, history, layout, ledger
 from ckptd import log as log_module
 from ckptd.digests import sha256_hex
 from ckptd.errors import CkptdError, Conflict, Corrupt, Fenced, OutcomeUnknown, Unavailable
-from ckptd.history import ACCEPTED, Checkpoint, RunState, Verdict
+from ckptd.history import ACCEPTED, Verdict
 from ckptd.log import RunLog
 from ckptd.records import (
     Body,
@@ -27,6 +27,7 @@ from ckptd.records import (
     encode,
     record,
 )
+from ckptd.state import Checkpoint, RunState
 from ckptd.storage.memory import MemoryStorage
 from ckptd.testing.auditor import Auditor
 from ckptd.testing.faulty import FaultyStorage
