@@ -7,7 +7,6 @@ that works without the service; both may do so at the same time, because the log
 from __future__ import annotations
 
 import os
-import secrets
 import socket
 import threading
 import time
@@ -79,7 +78,7 @@ class Ledger:
     def open(self, run: str, request: OpenRequest) -> None:
         """Rank 0, when its client is made: the attempt gets its age. Creates the run if it is new."""
         opened = AttemptOpened(attempt=request.attempt, job=request.job, host=request.host)
-        self._append(run, lambda state: opened if state.fingerprint else _new_run())
+        self._append(run, lambda state: opened if state.fingerprint else RunCreated(fingerprint=layout.new_attempt()))
 
     def begin(self, run: str, request: BeginRequest) -> Answer:
         """Rank 0, once all ranks are there: start a generation and freeze where it resumes from.
@@ -315,7 +314,3 @@ class Ledger:
             report = DamageReport(save=point.save, damage=damage, reader=this_process())
             if not self.report_damage(run, report).confirmed:
                 return  # only we saw it; the ranks that load will tell
-
-
-def _new_run() -> RunCreated:
-    return RunCreated(fingerprint=secrets.token_hex(16))

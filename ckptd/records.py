@@ -7,18 +7,21 @@ reads them.
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, ClassVar, Self
 
 from pydantic import Field, JsonValue, SerializeAsAny, ValidationError, model_validator
 
 from ckptd import layout
-from ckptd.digests import canonical_json
+from ckptd.digests import ZERO_SHA256, canonical_json, sha256_hex
 from ckptd.errors import Corrupt
 from ckptd.manifest import Frozen, ManifestRef, Metrics, SaveId, Sha256, Step
 
 FORMAT = 1
 MAX_RECORD_BYTES = 64 * 1024
 MAX_CANDIDATES = 16
+# Cannot occur inside a JSON string, where quotes are escaped.
+SUM = re.compile(rb'"sum":"([0-9a-f]{64})"')
 
 Attempt = Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
 GenerationNumber = Annotated[int, Field(gt=0, lt=10**8)]
@@ -207,7 +210,7 @@ def record(seq: int, prev: str, body: Body, *, actor: str, time: str) -> Record:
 
 def encode(item: Record) -> bytes:
     """The stored bytes."""
-    data = item.stored()
+    data = sealed(item.model_dump(mode="json"))
     if len(data) > MAX_RECORD_BYTES:
         raise ValueError(f"record {item.rid} has {len(data)} bytes, at most {MAX_RECORD_BYTES} are allowed")
     return data
@@ -215,6 +218,8 @@ def encode(item: Record) -> bytes:
 
 def decode(data: bytes, *, key: str, seq: int) -> Record:
     """The record in slot `seq`. `Corrupt` if the bytes are no such record, or of a later version."""
+    if _summed(data) != data:
+        raise damaged_slot(key, "the bytes that its sum is of", "others")
     try:
         stored = _Stored.model_validate_json(data)
         if stored.version != FORMAT or stored.kind not in KINDS:
@@ -230,6 +235,19 @@ def decode(data: bytes, *, key: str, seq: int) -> Record:
     if stored.seq != seq or stored.rid != body.rid:
         raise damaged_slot(key, f"record {seq}", f"record {stored.seq} ({stored.rid})")
     return Record(**stored.model_dump(exclude={"body"}), body=body)
+
+
+def sealed(content: dict[str, JsonValue]) -> bytes:
+    """The bytes of a record with its `sum`: the sha256 of them with zeros in its place. So a reader notices a wrong
+    byte in the newest record too, which no later one chains to yet."""
+    return _summed(canonical_json({**content, "sum": ZERO_SHA256}))
+
+
+def _summed(data: bytes) -> bytes:
+    """`data` with the right sum in it; nothing if there is no one place for it."""
+    blank, places = SUM.subn(b'"sum":"' + ZERO_SHA256.encode() + b'"', data)
+    right = b'"sum":"' + sha256_hex(blank).encode() + b'"'
+    return SUM.sub(right, data) if places == 1 else b""
 
 
 def damaged_slot(key: str, expected: str, found: str) -> Corrupt:

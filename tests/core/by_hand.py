@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ckptd import layout
-from ckptd.digests import ZERO_SHA256, canonical_json, chunk_digest, sha256_hex
+from ckptd.digests import ZERO_SHA256, chunk_digest, sha256_hex
 from ckptd.history import Verdict, advance, judge
 from ckptd.ledger import Ledger
 from ckptd.manifest import Manifest, ManifestRef, ObjectRef, Part
@@ -20,6 +20,7 @@ from ckptd.records import (
     SaveAborted,
     encode,
     record,
+    sealed,
 )
 from ckptd.second import Reading, read_here
 from ckptd.state import RunState
@@ -118,7 +119,7 @@ class HandLog:
         """The slot of the last one. `changes` replaces fields of the envelope."""
         for body in bodies:
             item = record(self.seq + 1, self.digest, body, actor="hand", time="never")
-            self.raw(canonical_json(item.model_dump(mode="json") | changes))
+            self.raw(sealed(item.model_dump(mode="json") | changes))
         return self.seq
 
     def raw(self, data: bytes) -> None:

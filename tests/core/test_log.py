@@ -11,10 +11,10 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from ckptd import layout
-from ckptd.digests import ZERO_SHA256, canonical_json
+from ckptd.digests import ZERO_SHA256
 from ckptd.errors import Conflict, Corrupt, Fenced, NotFound, NotInitialised, OutcomeUnknown, Unavailable
 from ckptd.log import RunLog
-from ckptd.records import MAX_RECORD_BYTES, Body
+from ckptd.records import MAX_RECORD_BYTES, Body, sealed
 from ckptd.state import RunState
 from ckptd.storage.base import Storage
 from ckptd.storage.memory import MemoryStorage
@@ -125,7 +125,7 @@ def test_L1_a_missing_slot_before_a_filled_one_makes_the_run_read_only(inner: Me
 def test_L2_a_changed_slot_makes_the_run_read_only(inner: MemoryStorage, which: int) -> None:
     HandLog(inner).add(*LIVE)
     value = json.loads(raw(inner, which))
-    overwrite(inner, slot(which), canonical_json(value | {"actor": "somebody else"}))
+    overwrite(inner, slot(which), sealed(value | {"actor": "somebody else"}))
     with pytest.raises(Corrupt) as caught:
         a_log(inner).replay()
     assert caught.value.fields["object"] == slot(which + 1)
@@ -615,3 +615,16 @@ def test_a_log_is_named_and_placed_by_its_run(inner: MemoryStorage) -> None:
     append(make("one"), created())
     append(make("two"), created())
     assert inner.list("runs") == ["one", "two"]
+
+
+def test_L6_a_wrong_byte_in_the_newest_slot_stops_the_append(inner: MemoryStorage) -> None:
+    """Without the sum nobody would notice, and the next record would chain to bytes that are not stored."""
+    HandLog(inner).add(*LIVE)
+    storage = FaultyStorage(inner)
+    flip = storage.flip(slot(4), at=30)
+    log = a_log(storage)
+    with pytest.raises(Corrupt, match=slot(4)):
+        log.append(lambda state: aborted(1, 5), deadline_seconds=1.0)
+    assert flip.fired
+    storage.heal()
+    assert a_log(inner).replay().seq == 4

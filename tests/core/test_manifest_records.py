@@ -15,7 +15,17 @@ from ckptd import layout
 from ckptd.digests import ZERO_SHA256, canonical_json, chunk_count, sha256_hex
 from ckptd.errors import Corrupt
 from ckptd.manifest import Manifest, ManifestRef, ObjectRef, Part
-from ckptd.records import KINDS, MAX_RECORD_BYTES, Body, CheckpointCommitted, SaveAborted, decode, encode, record
+from ckptd.records import (
+    KINDS,
+    MAX_RECORD_BYTES,
+    Body,
+    CheckpointCommitted,
+    SaveAborted,
+    decode,
+    encode,
+    record,
+    sealed,
+)
 from tests.core.by_hand import A, aborted, committed, created, opened, quarantined, ready, save, started
 
 SAVE = save(1, 5)
@@ -70,14 +80,14 @@ def test_L3_unknown_keys_are_ignored(body: Body) -> None:
     value = json.loads(encode(record(3, ZERO_SHA256, body, actor="me", time="now")))
     value |= {"color": "red"}
     value["body"] |= {"shade": [1, {"deep": None}]}
-    assert decode(canonical_json(value), key="k", seq=3).body == body
+    assert decode(sealed(value), key="k", seq=3).body == body
 
 
 @pytest.mark.parametrize(("change", "found"), [({"version": 2}, "format 2"), ({"kind": "pinned"}, "'pinned'")])
 def test_L3_an_unknown_kind_or_version_asks_for_another_ckptd(change: dict[str, Any], found: str) -> None:
     value = json.loads(encode(record(3, ZERO_SHA256, ready(1, A), actor="me", time="now"))) | change
     with pytest.raises(Corrupt, match=found) as caught:
-        decode(canonical_json(value), key="k", seq=3)
+        decode(sealed(value), key="k", seq=3)
     assert "Upgrade" in caught.value.do
     assert caught.value.fields["object"] == "k"
 
@@ -101,7 +111,7 @@ def test_L3_an_unknown_kind_or_version_asks_for_another_ckptd(change: dict[str, 
 def test_a_record_that_is_not_what_it_says_is_damage(change: dict[str, Any]) -> None:
     value = json.loads(encode(record(3, ZERO_SHA256, ready(1, A), actor="me", time="now"))) | change
     with pytest.raises(Corrupt, match="log slot k is damaged"):
-        decode(canonical_json(value), key="k", seq=3)
+        decode(sealed(value), key="k", seq=3)
 
 
 @given(st.binary(max_size=200))
@@ -244,3 +254,24 @@ def test_canonical_bytes_have_one_spelling(value: dict[str, Any]) -> None:
 def test_canonical_bytes_know_no_nan() -> None:
     with pytest.raises(ValueError, match="JSON"):
         canonical_json({"a": math.nan})
+
+
+@pytest.mark.parametrize("body", BODIES, ids=lambda body: body.kind)
+def test_L6_any_wrong_byte_in_a_record_is_noticed(body: Body) -> None:
+    """By the record's own sum: no later record is needed."""
+    data = encode(record(3, ZERO_SHA256, body, actor="me", time="now"))
+    for at in range(len(data)):
+        wrong = bytearray(data)
+        wrong[at] ^= 1 << at % 8
+        with pytest.raises(Corrupt, match="log slot k is damaged"):
+            decode(bytes(wrong), key="k", seq=3)
+
+
+def test_L6_a_record_without_a_sum_or_with_two_is_damage() -> None:
+    data = encode(record(3, ZERO_SHA256, ready(1, A), actor="me", time="now"))
+    value = json.loads(data)
+    mark = b'"sum":"' + value["sum"].encode() + b'"'
+    del value["sum"]
+    for wrong in (canonical_json(value), data.replace(mark, mark + b"," + mark)):
+        with pytest.raises(Corrupt, match="log slot k is damaged"):
+            decode(wrong, key="k", seq=3)

@@ -8,11 +8,10 @@ from pathlib import Path
 import pytest
 
 from ckptd import history, layout
-from ckptd.digests import canonical_json
 from ckptd.errors import Unavailable
 from ckptd.history import Verdict
 from ckptd.manifest import Manifest
-from ckptd.records import Body
+from ckptd.records import Body, sealed
 from ckptd.state import Checkpoint, RunState
 from ckptd.storage.local import LocalStorage
 from ckptd.storage.memory import MemoryStorage
@@ -118,7 +117,7 @@ def test_I1_a_slot_that_changed_or_is_gone(storage: MemoryStorage) -> None:
     auditor = Auditor(storage, RUN)
     auditor.assert_clean()
     value = json.loads(storage.get(slot(4), 1 << 20))
-    overwrite(storage, slot(4), canonical_json(value | {"actor": "another"}))
+    overwrite(storage, slot(4), sealed(value | {"actor": "another"}))
     assert rules(auditor) == {"I1"}
     assert rules(Auditor(storage, RUN)) == set()
     storage.delete(slot(4))
@@ -134,7 +133,7 @@ def test_I2_a_gap(storage: MemoryStorage) -> None:
 def test_I3_a_broken_chain(storage: MemoryStorage) -> None:
     HandLog(storage).add(*LIVE)
     value = json.loads(storage.get(slot(2), 1 << 20))
-    overwrite(storage, slot(2), canonical_json(value | {"actor": "another"}))
+    overwrite(storage, slot(2), sealed(value | {"actor": "another"}))
     assert rules(Auditor(storage, RUN)) == {"I3"}
 
 
