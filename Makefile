@@ -2,7 +2,7 @@
 PY := .venv/bin/python
 STAMP := .venv/.installed
 
-.PHONY: help setup demo test lint types check cover format clean
+.PHONY: help setup demo soak test lint types check cover image-check format clean
 
 help:  ## This list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -15,8 +15,11 @@ $(STAMP): pyproject.toml constraints.txt
 	.venv/bin/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $(STAMP)
 
-demo: $(STAMP)  ## The main job: train on two nodes, kill a rank, kill a node, resume, compare
-	@$(PY) -m ckptd_trainer.demo
+demo: $(STAMP)  ## Train on two nodes, kill a rank, kill a node, resume, compare (STORAGE=s3: on an S3 server)
+	@$(PY) -m ckptd_trainer.demo $(if $(STORAGE),--storage $(STORAGE))
+
+soak: $(STAMP)  ## Processes and services on the same runs, killed now and then (STORAGE=s3 MINUTES=10 SEED=1)
+	$(PY) -m ckptd.testing.soak --storage $(or $(STORAGE),file) --minutes $(or $(MINUTES),10) $(if $(SEED),--seed $(SEED))
 
 test: check  ## Everything that must hold: lint, types, layers, all tests
 	$(PY) -m pytest
@@ -36,6 +39,9 @@ cover: $(STAMP)  ## The tests with line and branch coverage, child processes inc
 	$(PY) -m coverage run -m pytest
 	$(PY) -m coverage combine --quiet
 	$(PY) -m coverage report --skip-covered
+
+image-check:  ## Build the service image without a container engine and run it (as root, 1 GB in /tmp)
+	python3 scripts/image_check.py
 
 format: $(STAMP)  ## Bring the code into the house style
 	.venv/bin/ruff check --fix .

@@ -100,6 +100,13 @@ class Invalid(CkptdError):
     default_do = "Correct the named field and call again."
 
 
+class Unfit(Invalid):
+    """The storage does not do what the protocol relies on; trying again does not help."""
+
+    code = "unfit"
+    default_do = "Run `ckptd doctor` on the storage; use another one, or mount it in another way."
+
+
 class Corrupt(CkptdError):
     """Stored bytes are not what was committed: use an older checkpoint."""
 

@@ -19,6 +19,7 @@ RUN_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,127}")
 SAVE_ID = re.compile(r"g[0-9]{8}-[0-9]{12}-[ra][0-9]{1,6}")
 TOKEN_ID = re.compile(r"[0-9a-f]{32}")
 LOG_NAME = re.compile(r"([0-9]{16})\.json")
+PROBE_NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,63}")
 PART_NAME = re.compile(r"part-([0-9]{1,6})-[0-9a-f]{16}\.json")
 
 MAX_STEP = 10**12 - 1
@@ -114,6 +115,16 @@ def step_of(save: str) -> int:
 def payload_key(run: str, save: str, writer: int, nonce: str) -> str:
     generation = generation_of(save)
     return f"{run_folder(run)}/data/g{generation:08d}/{save}/{writer}-{nonce}.safetensors"
+
+
+def probe_key(folder: str, name: str) -> str:
+    """Where a probe of the storage writes: beside the runs, in a folder of its own."""
+    for word in (folder, name):
+        if not isinstance(word, str) or not PROBE_NAME.fullmatch(word):
+            raise Invalid(
+                f"probe name {str(word)[:160]!r} is not allowed: expected {PROBE_NAME.pattern}", field="probe"
+            )
+    return f"probe/{folder}/{name}"
 
 
 def tmp_folder(key: str) -> str:

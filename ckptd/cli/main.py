@@ -1,7 +1,7 @@
-"""The command line: `ckptd init`, `serve`, `runs`, `ls`, `show`, `latest`.
+"""The command line: `ckptd init`, `doctor`, `serve`, `runs`, `ls`, `show`, `latest`.
 
 Exit codes: 0 done, 2 invalid call, 3 not found, 4 unavailable or not initialised, 5 conflict, fenced or in use,
-6 damaged, 7 unauthorized, 1 anything else.
+6 damaged, 7 unauthorized, 8 unfit storage, 1 anything else.
 """
 
 from __future__ import annotations
@@ -15,14 +15,16 @@ import typer
 
 from ckptd import __version__
 from ckptd.cli import views
+from ckptd.cli.doctor import doctor
 from ckptd.cli.source import Source, open_source
 from ckptd.cli.tables import clean, warn
-from ckptd.errors import CkptdError, Conflict, Corrupt, Fenced, Invalid, NotFound, Unauthorized, Unavailable
+from ckptd.errors import CkptdError, Conflict, Corrupt, Fenced, Invalid, NotFound, Unauthorized, Unavailable, Unfit
 from ckptd.storage import init_root
 from ckptd.wire import CheckpointInfo
 
 DAMAGED = 6
 EXIT_CODES: dict[type[CkptdError], int] = {
+    Unfit: 8,  # before Invalid, of which it is one
     Invalid: 2,
     NotFound: 3,
     Unavailable: 4,
@@ -88,6 +90,9 @@ def init(
         typer.echo(json.dumps({"url": url, "uuid": uuid}))
     else:
         typer.echo(f"{clean(url)} is ready: storage {uuid}")
+
+
+app.command()(doctor)
 
 
 @app.command()

@@ -19,6 +19,7 @@ from ckptd.service.presence import Presence
 from ckptd.service.routes import damage, health, incarnations, runs, saves
 from ckptd.service.settings import ServiceSettings
 from ckptd.storage import open_storage
+from ckptd.storage.probe import refuse_unfit
 
 _PROBLEM = {"content": {problems.MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/Problem"}}}}
 _PROBLEMS: dict[int | str, dict[str, Any]] = {
@@ -37,10 +38,12 @@ def create_app(
 ) -> FastAPI:
     """The application over `ledger`, by default one on the storage of `settings`.
 
-    `NotInitialised` if that has no marker. Call it once per process and event loop.
+    `NotInitialised` if that has no marker, `Unfit` if it cannot carry a run. Call it once per process and event loop.
     """
     if ledger is None:
-        ledger = Ledger(open_storage(settings.storage), deadline_seconds=settings.storage_deadline_seconds)
+        storage = open_storage(settings.storage)
+        refuse_unfit(storage)
+        ledger = Ledger(storage, deadline_seconds=settings.storage_deadline_seconds)
     service = Service.over(ledger, settings, presence)
 
     @asynccontextmanager

@@ -42,9 +42,9 @@ class Storage(Protocol):
     def put(self, key: str, chunks: Iterable[Buffer], size: int) -> None:
         """Create `key` from `chunks`, `size` bytes in all. Atomic: the whole object appears, once, durable at
         return, or nothing does. `AlreadyExists` if the key is taken (on some network drives also by an earlier
-        try of one's own whose answer was lost: read it). `Invalid` if the chunks are not `size` bytes. What the
-        iterator itself raises comes through unchanged, and nothing is left. After `Unavailable` the outcome is
-        open.
+        try of one's own whose answer was lost: read it). `Invalid` if the chunks are not `size` bytes. A chunk
+        stays as it is until `put` returns: it may be sent from where it lies. What the iterator itself raises
+        comes through unchanged, and nothing is left. After `Unavailable` the outcome is open.
         """
 
     def get(self, key: str, max_bytes: int) -> bytes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import TYPE_CHECKING
 
 from fsspec.core import split_protocol
 
@@ -11,11 +12,14 @@ from ckptd.storage.base import Storage
 from ckptd.storage.local import LocalStorage
 from ckptd.storage.memory import MemoryStorage, shared
 
+if TYPE_CHECKING:
+    from ckptd.storage.s3 import S3Storage
+
 _MEMORY_NAME = re.compile(r"[A-Za-z0-9._-]{1,128}")
 
 
 def open_storage(url: str) -> Storage:
-    """The storage of a URL: `file:///absolute/path`, plain `/absolute/path`, or `memory://name`.
+    """The storage of a URL: `file:///absolute/path`, plain `/absolute/path`, `s3://bucket/prefix`, or `memory://name`.
 
     `?publish=lock` after a path is for drives without hard links (see `LocalStorage`). Every process of a
     run opens its own. `NotInitialised` if the root has no marker, `Invalid` for a URL that cannot be one.
@@ -26,14 +30,15 @@ def open_storage(url: str) -> Storage:
 
 
 def init_root(url: str) -> str:
-    """Make a storage root ready: its folder, whose parent must exist, and its marker; the uuid.
+    """Make a storage root ready: its folder, whose parent must exist, or its prefix, whose bucket must, and its
+    marker; the uuid.
 
     `ckptd init` calls it. On a root that has its marker it changes nothing, and racing callers get one uuid.
     """
     return _at(url).initialise()
 
 
-def _at(url: str) -> LocalStorage | MemoryStorage:
+def _at(url: str) -> LocalStorage | MemoryStorage | S3Storage:
     protocol, rest = split_protocol(url)
     path, mark, query = rest.partition("?")
     if protocol in (None, "file"):
@@ -46,12 +51,28 @@ def _at(url: str) -> LocalStorage | MemoryStorage:
         if mark or not _MEMORY_NAME.fullmatch(path):
             raise _refused(url, f"expected memory:// and a name of {_MEMORY_NAME.pattern}, found {rest!r}")
         return shared(path)
-    raise _refused(url, f"this version stores on file:// and memory://, found {protocol}://")
+    if protocol == "s3":
+        return _s3(url)
+    raise _refused(url, f"this version stores on file://, s3:// and memory://, found {protocol}://")
+
+
+def _s3(url: str) -> S3Storage:
+    try:
+        from ckptd.storage.s3 import S3Storage  # only who uses S3 needs its libraries
+    except ModuleNotFoundError as error:
+        if (error.name or "ckptd").startswith("ckptd"):
+            raise
+        raise Invalid(
+            f"storage URL {url!r} needs the extra 's3', which is not installed: there is no module {error.name}",
+            do="Run: pip install 'ckptd[s3]'",
+            field="url",
+        ) from error
+    return S3Storage(url)
 
 
 def _refused(url: str, reason: str) -> Invalid:
     return Invalid(
         f"storage URL {url!r} is not allowed: {reason}",
-        do="Use file:///absolute/path of a folder that every rank sees.",
+        do="Use file:///absolute/path of a folder that every rank sees, or s3://bucket/prefix.",
         field="url",
     )

@@ -80,6 +80,7 @@ class CheckpointClient:
             token=token or os.environ.get("CKPTD_TOKEN"),
             storage_url=storage or os.environ.get("CKPTD_STORAGE"),
             direct=direct,
+            probing=self.rank == 0,
         )
         self._saver = Saver(self._transport, self._declare_ready)
         self._snapshot = HostSnapshot()

@@ -19,6 +19,7 @@ from ckptd.errors import Invalid, NotInitialised, Unavailable, Unreachable, desc
 from ckptd.ledger import Ledger
 from ckptd.storage import open_storage
 from ckptd.storage.base import Storage
+from ckptd.storage.probe import refuse_unfit
 from ckptd.wire import (
     AbortRequest,
     Answer,
@@ -49,7 +50,8 @@ FIRST_PAUSE_SECONDS, LAST_PAUSE_SECONDS = 0.02, 1.0
 
 class Transport:
     """Callable from any thread. `url` is a service's or a storage's; `storage_url` is where this machine sees the
-    service's storage, if that differs from what the service calls it."""
+    service's storage, if that differs from what the service calls it. With `probing` the storage is tried when it is
+    first used, and `Unfit` if it cannot carry a run: rank 0 does that for all."""
 
     def __init__(
         self,
@@ -60,10 +62,12 @@ class Transport:
         storage_url: str | None = None,
         direct: bool = True,
         patience_seconds: float = 5.0,
+        probing: bool = False,
     ) -> None:
         self.run = layout.check_run(run)
         self._direct = direct
         self._patience_seconds = patience_seconds
+        self._probing = probing
         self._storage_url = storage_url
         self._ledger: Ledger | None = None
         self._lock = threading.Lock()
@@ -108,6 +112,8 @@ class Transport:
                 f"{ledger.storage.url} is storage {ledger.uuid} here, the service's is {info.uuid}",
                 do="Mount the service's storage on this machine, or name where it is mounted with CKPTD_STORAGE.",
             )
+        if self._probing:
+            refuse_unfit(ledger.storage)
         return ledger
 
     def open(self, request: OpenRequest) -> None:

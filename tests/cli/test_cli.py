@@ -323,7 +323,7 @@ def test_as_a_process(drive: Path) -> None:
 
 def test_documented_commands_exist() -> None:
     names = {command.name or getattr(command.callback, "__name__", "") for command in cli.app.registered_commands}
-    assert names == {"init", "serve", "runs", "ls", "show", "latest"}
+    assert names == {"init", "doctor", "serve", "runs", "ls", "show", "latest"}
     assert cli.__doc__ is not None
     assert all(f"`{name}`" in cli.__doc__ or f"`ckptd {name}`" in cli.__doc__ for name in names)
     for name in names:

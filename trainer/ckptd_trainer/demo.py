@@ -12,7 +12,7 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,6 +23,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ckptd.testing.processes import ServiceProcess
+from ckptd.testing.seaweed import SeaweedProcess
 from ckptd.testing.torchrun import Node
 from ckptd_trainer.lines import read_lines
 from ckptd_trainer.metrics import read_metrics
@@ -47,6 +48,7 @@ class Kill:
     time: float
     durable_step: int = -1
     resumed_from: int = -1
+    resumed_generation: int = -1
     resumed_after_seconds: float = -1.0
 
     @property
@@ -61,6 +63,7 @@ class Job:
     name: str
     folder: Path
     url: str
+    env: Mapping[str, str]
     options: Sequence[str]
     say: Callable[[str], None]
     nodes: list[Node] = field(default_factory=list)
@@ -68,7 +71,7 @@ class Job:
     @contextmanager
     def running(self) -> Iterator[Job]:
         port = _free_port()
-        env = {"CKPTD_URL": self.url, "CKPTD_RUN": self.name, "CKPTD_JOB": self.name}
+        env = {**self.env, "CKPTD_URL": self.url, "CKPTD_RUN": self.name, "CKPTD_JOB": self.name}
         command = ["-m", "ckptd_trainer", "--output", str(self.folder / self.name), *self.options]
         for number in (1, 2):
             log = self.folder / f"{self.name}-node{number}.log"
@@ -119,9 +122,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="make demo", description=__doc__)
     parser.add_argument("--output", type=Path, help="folder for everything (default: a new one in demo-output/)")
     parser.add_argument("--quick", action="store_true", help="fewer steps")
+    parser.add_argument("--storage", choices=("folder", "s3"), default="folder", help="where the checkpoints go")
     args = parser.parse_args(argv)
     folder = (args.output or Path("demo-output") / time.strftime("%Y%m%d-%H%M%S")).resolve()
-    (folder / "shared-drive").mkdir(parents=True)
+    folder.mkdir(parents=True)
     console = Console(soft_wrap=True, highlight=False)
     started = time.monotonic()
 
@@ -130,28 +134,43 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     say(f"everything of this demo lies in {folder}")
     try:
-        with ServiceProcess(f"file://{folder}/shared-drive", log=folder / "service.log") as service:
-            say(f"the service listens at {service.url}")
-            held = demonstrate(folder, service.url, args.quick, say, console)
+        with (
+            storage_of(args.storage, folder) as (storage, env),
+            ServiceProcess(storage, log=folder / "service.log", env=env) as service,
+        ):
+            say(f"the service listens at {service.url} and keeps runs on {storage}")
+            held = demonstrate(folder, service.url, env, args.quick, say, console)
     except DemoFailed as failure:
         console.print(f"FAILED: {failure}", style="red", markup=False)
         return 1
-    console.print(f"\nTo look around (all of it works without the service, which has ended):\n{_look_around(folder)}")
+    console.print(f"\nTo look around:\n{_look_around(folder, args.storage)}", markup=False)
     return 0 if held else 1
 
 
-def demonstrate(folder: Path, url: str, quick: bool, say: Callable[[str], None], console: Console) -> bool:
+@contextmanager
+def storage_of(kind: str, folder: Path) -> Iterator[tuple[str, dict[str, str]]]:
+    """The storage's URL, and the environment that a process needs to reach it."""
+    if kind == "folder":
+        yield f"file://{folder}/shared-drive", {}
+    else:
+        with SeaweedProcess(folder / "s3") as server:
+            yield server.url("demo"), server.env
+
+
+def demonstrate(
+    folder: Path, url: str, env: Mapping[str, str], quick: bool, say: Callable[[str], None], console: Console
+) -> bool:
     """Both trainings and the tables; whether everything held."""
     epochs, limit, save_every = ("2", "1000", "3") if quick else ("8", "3000", "10")
     options = ["--epochs", epochs, "--limit", limit, "--save-every", save_every]
     options += ["--micro-batch", "16", "--accumulate", "2", "--validate-samples", "32", "--no-tensorboard"]
     kill_rank_at, kill_node_at = (5, 11) if quick else (34, 118)
 
-    with Job("undisturbed", folder, url, options, say).running() as job:
+    with Job("undisturbed", folder, url, env, options, say).running() as job:
         undisturbed = job.finish()
     say(f"undisturbed: finished at step {undisturbed['step']}, loss {undisturbed['loss']:.4f}")
 
-    with Job("disturbed", folder, url, options, say).running() as job:
+    with Job("disturbed", folder, url, env, options, say).running() as job:
         kills = [
             disturb(job, url, "kill -9 of rank 0", kill_rank_at, lambda: job_kill_rank(job)),
             disturb(job, url, "kill -9 of node 2", kill_node_at, lambda: job_kill_node(job)),
@@ -176,7 +195,8 @@ def disturb(job: Job, url: str, what: str, step: int, strike: Callable[[], None]
 
     first = job.until("the first step after it", resumed)[0]
     start = next(e for e in _named(job.events(), "start") if e["generation"] == first["generation"])
-    kill.resumed_from, kill.resumed_after_seconds = start["step"], first["time"] - struck
+    kill.resumed_from, kill.resumed_generation = start["step"], start["generation"]
+    kill.resumed_after_seconds = first["time"] - struck
     checkpoints = httpx.get(f"{url}/v1/runs/{job.name}/checkpoints").raise_for_status().json()
     kill.durable_step = max((c["step"] for c in checkpoints if c["generation"] <= generation), default=0)
     job.say(f"{job.name}: goes on from step {kill.resumed_from}, {kill.resumed_after_seconds:.1f} s after the kill")
@@ -206,7 +226,7 @@ def report(
     for kill in kills:
         numbers = map(str, (kill.killed_at_step, kill.resumed_from, kill.steps_lost))
         seconds = f"{kill.resumed_after_seconds:.1f}"
-        table.add_row(kill.what, *numbers, seconds, f"{kill.generation} -> {kill.generation + 1}")
+        table.add_row(kill.what, *numbers, seconds, f"{kill.generation} -> {kill.resumed_generation}")
     console.print(table)
 
     losses = {name: read_metrics(folder / name / "metrics.csv") for name in ("undisturbed", "disturbed")}
@@ -247,17 +267,18 @@ def _show_translations(folder: Path, console: Console) -> None:
         console.print("\n  " + "\n  ".join(lines), markup=False)
 
 
-def _look_around(folder: Path) -> str:
+def _look_around(folder: Path, kind: str) -> str:
     ckptd = f"{os.path.relpath(Path(sys.executable).parent)}/ckptd"
     storage = f"file://{folder}/shared-drive"
-    lines = (
-        f"{ckptd} runs --url {storage}",
+    lines = [
+        f"{ckptd} runs --url {storage}    # the service has ended; this reads the storage",
         f"{ckptd} ls disturbed --url {storage}",
         f"{ckptd} latest disturbed --url {storage}",
         f"{ckptd} serve --storage {storage}    # then open http://127.0.0.1:8440/docs",
-        f"less {folder}/disturbed-node1.log",
-    )
-    return "\n".join(f"  {line}" for line in lines)
+    ]
+    if kind == "s3":
+        lines = [f"ls {folder}/s3    # the S3 server has ended; its data and its log are here"]
+    return "\n".join(f"  {line}" for line in [*lines, f"less {folder}/disturbed-node1.log"])
 
 
 def _named(events: list[dict[str, Any]], name: str) -> list[dict[str, Any]]:
