@@ -5,24 +5,21 @@ from __future__ import annotations
 import os
 import re
 import select
-import signal
 import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 from urllib.parse import urlsplit
 
 from ckptd.errors import Unavailable
+from ckptd.testing.owned import OwnedProcess
 
 START_SECONDS = 60.0
-STOP_SECONDS = 30.0
 _LISTENING = re.compile(rb"^ckptd serves .* at (https?://\S+)\n", re.MULTILINE)
 
 
-class ServiceProcess:
+class ServiceProcess(OwnedProcess):
     """`with ServiceProcess("file:///mnt/ckpts", log=folder / "service.log") as service: ... service.url`.
 
     The process is this object's own: it is ended by its pid, always, at the end of the `with` block at the latest.
@@ -39,6 +36,7 @@ class ServiceProcess:
         env: Mapping[str, str] | None = None,
         start_seconds: float = START_SECONDS,
     ) -> None:
+        super().__init__()
         self.storage_url = storage_url
         self.log = Path(log)
         self.port = port
@@ -46,74 +44,22 @@ class ServiceProcess:
         self._options = [*(["--init"] if init else []), *options]
         self._env = {**os.environ, **(env or {})}
         self._start_seconds = start_seconds
-        self._process: subprocess.Popen[bytes] | None = None
 
-    def start(self) -> Self:
-        """Returns when requests are answered. `Unavailable`, with the end of the log, if that does not come."""
-        if self.alive:
-            return self
+    def _launch(self) -> subprocess.Popen[bytes]:
         command = [sys.executable, "-m", "ckptd", "serve", "--storage", self.storage_url, "--port", str(self.port)]
         with self.log.open("ab") as log:
-            self._process = subprocess.Popen(
+            return subprocess.Popen(
                 [*command, *self._options],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=log,
                 env=self._env,
             )
-        try:
-            self.url = self._read_url(self._process)
-        except BaseException:
-            self.kill()
-            raise
+
+    def _wait_until_ready(self, process: subprocess.Popen[bytes]) -> None:
+        """Requests are answered. The port stays the same over restarts."""
+        self.url = self._read_url(process)
         self.port = urlsplit(self.url).port or self.port
-        return self
-
-    @property
-    def alive(self) -> bool:
-        return self._process is not None and self._process.poll() is None
-
-    @property
-    def pid(self) -> int:
-        if self._process is None:
-            raise ValueError("the service was not started")
-        return self._process.pid
-
-    def kill(self) -> None:
-        """SIGKILL: no goodbye to anybody."""
-        self._end(signal.SIGKILL)
-
-    def stop(self) -> int:
-        """SIGTERM, and the exit code once it has ended. SIGKILL if that takes too long."""
-        return self._end(signal.SIGTERM)
-
-    def restart(self) -> None:
-        """Start again on the same port, after a SIGKILL if it still runs."""
-        self.kill()
-        self.start()
-
-    def __enter__(self) -> Self:
-        return self.start()
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.kill()
-
-    def _end(self, sig: signal.Signals) -> int:
-        process = self._process
-        if process is None:
-            return 0
-        if process.poll() is None:
-            process.send_signal(sig)
-        try:
-            return process.wait(STOP_SECONDS)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            return process.wait()
-        finally:
-            if process.stdout is not None:
-                process.stdout.close()
 
     def _read_url(self, process: subprocess.Popen[bytes]) -> str:
         """Wait for the line that says where the service listens."""

@@ -17,13 +17,11 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 from ckptd.errors import Invalid, Unavailable
+from ckptd.testing.owned import OwnedProcess
 
 START_SECONDS = 90.0
-STOP_SECONDS = 40.0
 BUCKET = "ckpt"
 # The roles of the users: who may do what in the bucket.
 USERS = {
@@ -34,17 +32,19 @@ USERS = {
 _SERVERS = ("s3", "master", "volume", "filer", "admin")
 
 
-class SeaweedProcess:
-    """One server with one bucket. Ports and credentials stay the same over restarts."""
+class SeaweedProcess(OwnedProcess):
+    """One server with one bucket. Ports, credentials and data stay the same over restarts."""
+
+    stop_seconds = 40.0
 
     def __init__(self, folder: str | Path, *, start_seconds: float = START_SECONDS) -> None:
+        super().__init__()
         self.folder = Path(folder)
         self.bucket = BUCKET
         self.log = self.folder / "seaweed.log"
         self._secrets = {user: secrets.token_hex(16) for user in USERS}
         self._ports = _free_ports(2 * len(_SERVERS))
         self._start_seconds = start_seconds
-        self._process: subprocess.Popen[bytes] | None = None
 
     @property
     def endpoint(self) -> str:
@@ -68,26 +68,13 @@ class SeaweedProcess:
     def url(self, prefix: str = "") -> str:
         return f"s3://{self.bucket}/{prefix}".rstrip("/")
 
-    @property
-    def pid(self) -> int:
-        if self._process is None:
-            raise ValueError("the server was not started")
-        return self._process.pid
-
-    @property
-    def alive(self) -> bool:
-        return self._process is not None and self._process.poll() is None
-
-    def start(self) -> Self:
-        """Returns when the server took an object. `Unavailable`, with the end of its log, if that does not come."""
-        if self.alive:
-            return self
+    def _launch(self) -> subprocess.Popen[bytes]:
         (self.folder / "data").mkdir(parents=True, exist_ok=True)
         config = self.folder / "s3.json"
         config.touch(mode=0o600)
         config.write_text(json.dumps({"identities": [self._identity(user) for user in USERS]}))
         with self.log.open("ab") as log:
-            self._process = subprocess.Popen(
+            return subprocess.Popen(
                 self._command(config),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -95,33 +82,6 @@ class SeaweedProcess:
                 cwd=self.folder,
                 env={**os.environ, "TMPDIR": str(self.folder)},
             )
-        try:
-            self._wait_until_it_takes_objects()
-        except BaseException:
-            self.kill()
-            raise
-        return self
-
-    def kill(self) -> None:
-        """SIGKILL: no goodbye to anybody."""
-        self._end(signal.SIGKILL)
-
-    def stop(self) -> int:
-        """SIGTERM, and the exit code once it has ended. SIGKILL if that takes too long."""
-        return self._end(signal.SIGTERM)
-
-    def restart(self) -> None:
-        """Start again with the same data on the same ports, after a SIGKILL if it still runs."""
-        self.kill()
-        self.start()
-
-    def __enter__(self) -> Self:
-        return self.start()
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.kill()
 
     def _identity(self, user: str) -> dict[str, object]:
         credentials = {"accessKey": f"{user}-key", "secretKey": self._secrets[user]}
@@ -152,7 +112,7 @@ class SeaweedProcess:
             f"-bucket={self.bucket}",
         ]
 
-    def _wait_until_it_takes_objects(self) -> None:
+    def _wait_until_ready(self, process: subprocess.Popen[bytes]) -> None:
         # A listing is answered seconds before the first object is taken, so the probe is a put.
         from ckptd.storage.s3 import S3Storage
 
@@ -165,23 +125,15 @@ class SeaweedProcess:
                 probe.initialise()
                 return
             except Unavailable as error:
-                if not self.alive:
+                if process.poll() is not None:
                     raise self._failed("ended") from error
                 if time.monotonic() >= give_up_at:
                     raise self._failed(f"took no object within {self._start_seconds:g} s") from error
             time.sleep(0.1)
 
-    def _end(self, sig: signal.Signals) -> int:
-        process = self._process
-        if process is None:
-            return 0
-        if process.poll() is None:
-            process.send_signal(sig)
+    def _end(self, number: signal.Signals) -> int:
         try:
-            return process.wait(STOP_SECONDS)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            return process.wait()
+            return super()._end(number)
         finally:
             for port in self._ports:  # it always puts its sockets there, and leaves them after a SIGKILL
                 for left in Path("/tmp").glob(f"seaweedfs-*-{port}.sock"):
