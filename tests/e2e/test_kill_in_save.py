@@ -28,17 +28,15 @@ PLACES = [
 
 
 @pytest.mark.parametrize(("place", "resumed"), PLACES, ids=[place for place, _ in PLACES])
-def test_kill_in_a_save(tmp_path: Path, place: str, resumed: int) -> None:
-    url = f"file://{tmp_path}/root"
-    init_root(url)
-    with Loop(tmp_path, url, "run", failpoints=f"{place}:kill") as first:
+def test_kill_in_a_save(tmp_path: Path, home: str, place: str, resumed: int) -> None:
+    with Loop(tmp_path, home, "run", failpoints=f"{place}:kill") as first:
         assert first.end() == -signal.SIGKILL, first.output()
         assert [event["step"] for event in first.events("saved")] == [2]
-    with Loop(tmp_path, url, "run") as second:
+    with Loop(tmp_path, home, "run") as second:
         assert second.end() == 0, second.output()
         (start,) = second.events("start")
         assert (start["step"], start["generation"], start["seen"]) == (resumed, 2, resumed * 4)
-    storage = open_storage(url)
+    storage = open_storage(home)
     assert [c.step for c in Ledger(storage).checkpoints("run")] == list(range(2, resumed + 1, 2)) + list(
         range(resumed + 2, 7, 2)
     )

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ckptd.ledger import Ledger
-from ckptd.storage import init_root, open_storage
+from ckptd.storage import open_storage
 from ckptd.testing.auditor import Auditor
 from ckptd.testing.processes import ServiceProcess
 from tests.e2e.processes import Loop
@@ -18,21 +18,19 @@ pytestmark = pytest.mark.e2e
 
 
 @contextmanager
-def way(kind: str, folder: Path) -> Iterator[str]:
+def way(kind: str, home: str, folder: Path) -> Iterator[str]:
     """The URL that trainers are given: a service's or the storage's."""
-    storage = f"file://{folder}/root"
     if kind == "direct":
-        init_root(storage)
-        yield storage
+        yield home
     else:
-        with ServiceProcess(storage, log=folder / "service.log") as service:
+        with ServiceProcess(home, log=folder / "service.log") as service:
             yield service.url
 
 
 @pytest.mark.parametrize("kind", ["direct", "service"])
 @pytest.mark.parametrize("place", ["payload-begin", "part-written", "before-commit"])
-def test_a_zombie_cannot_commit(tmp_path: Path, kind: str, place: str) -> None:
-    with way(kind, tmp_path) as url, Loop(tmp_path, url, "run", failpoints=f"{place}?step=4:stop") as zombie:
+def test_a_zombie_cannot_commit(tmp_path: Path, home: str, kind: str, place: str) -> None:
+    with way(kind, home, tmp_path) as url, Loop(tmp_path, url, "run", failpoints=f"{place}?step=4:stop") as zombie:
         zombie.until_stopped()
         with Loop(tmp_path, url, "run") as healthy:
             assert healthy.end() == 0, healthy.output()
@@ -40,18 +38,16 @@ def test_a_zombie_cannot_commit(tmp_path: Path, kind: str, place: str) -> None:
         zombie.go_on()
         assert zombie.end() == 3, zombie.output()
         assert "younger" in zombie.output() or "generation 2 started" in zombie.output()
-    storage = open_storage(f"file://{tmp_path}/root")
+    storage = open_storage(home)
     assert [(c.step, c.generation) for c in Ledger(storage).checkpoints("run")] == [(2, 1), (4, 2), (6, 2)]
     Auditor(storage, "run").assert_clean(acknowledged=[2, 4, 6])
 
 
-def test_a_zombie_cannot_begin(tmp_path: Path) -> None:
+def test_a_zombie_cannot_begin(tmp_path: Path, home: str) -> None:
     """Stopped after its attempt was opened and before it began: a younger one began meanwhile."""
-    url = f"file://{tmp_path}/root"
-    init_root(url)
-    with Loop(tmp_path, url, "run", failpoints="slot-begin?seq=3:stop") as zombie:
+    with Loop(tmp_path, home, "run", failpoints="slot-begin?seq=3:stop") as zombie:
         zombie.until_stopped()
-        with Loop(tmp_path, url, "run") as healthy:
+        with Loop(tmp_path, home, "run") as healthy:
             assert healthy.end() == 0, healthy.output()
             assert healthy.events("start")[0] == {
                 "event": "start",
@@ -63,6 +59,6 @@ def test_a_zombie_cannot_begin(tmp_path: Path) -> None:
             }
         zombie.go_on()
         assert zombie.end() == 3, zombie.output()
-    storage = open_storage(url)
+    storage = open_storage(home)
     assert [(c.step, c.generation) for c in Ledger(storage).checkpoints("run")] == [(2, 1), (4, 1), (6, 1)]
     Auditor(storage, "run").assert_clean(acknowledged=[6])
