@@ -109,6 +109,11 @@ class Job:
                 self.say(f"{self.name}: {_position(events)}, waiting for {what}")
             time.sleep(LOOK_SECONDS)
 
+    def durable_step(self, url: str, *, of: int) -> int:
+        """The step of the newest checkpoint of a generation, 0 if it has none yet."""
+        checkpoints = httpx.get(f"{url}/v1/runs/{self.name}/checkpoints").raise_for_status().json()
+        return max((c["step"] for c in checkpoints if c["generation"] == of), default=0)
+
     def finish(self) -> dict[str, Any]:
         """Wait for the end of the training; its result."""
         result: dict[str, Any] = self.until("the end", lambda events: _named(events, "end"))[-1]
@@ -181,9 +186,13 @@ def demonstrate(
 
 
 def disturb(job: Job, url: str, what: str, step: int, strike: Callable[[], None]) -> Kill:
-    """Wait for `step`, strike, and wait for the first new step of the next incarnation."""
-    reached = job.until(f"step {step}", lambda events: [e for e in _named(events, "step") if e["step"] >= step])
-    generation = int(reached[-1]["generation"])
+    """Wait for `step` and for something durable to go back to, strike, and wait for the first new step after it."""
+
+    def reached(events: list[dict[str, Any]]) -> Any:
+        steps = [e for e in _named(events, "step") if e["step"] >= step]
+        return steps if steps and job.durable_step(url, of=steps[-1]["generation"]) else None
+
+    generation = int(job.until(f"step {step}", reached)[-1]["generation"])
     strike()
     struck = time.time()
     last = [e for e in _named(job.events(), "step") if e["generation"] == generation][-1]
@@ -197,8 +206,7 @@ def disturb(job: Job, url: str, what: str, step: int, strike: Callable[[], None]
     start = next(e for e in _named(job.events(), "start") if e["generation"] == first["generation"])
     kill.resumed_from, kill.resumed_generation = start["step"], start["generation"]
     kill.resumed_after_seconds = first["time"] - struck
-    checkpoints = httpx.get(f"{url}/v1/runs/{job.name}/checkpoints").raise_for_status().json()
-    kill.durable_step = max((c["step"] for c in checkpoints if c["generation"] <= generation), default=0)
+    kill.durable_step = job.durable_step(url, of=generation)
     job.say(f"{job.name}: goes on from step {kill.resumed_from}, {kill.resumed_after_seconds:.1f} s after the kill")
     return kill
 
