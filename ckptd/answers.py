@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal
+from typing import Any, Literal
 
-from ckptd.history import candidates, resume_point
+from ckptd import layout
+from ckptd.errors import NotFound
+from ckptd.lineage import candidates, lineage, resume_point
 from ckptd.records import Damage
 from ckptd.state import Checkpoint, Generation, RunState
-from ckptd.wire import Answer, CheckpointInfo, Latest, RunInfo
+from ckptd.wire import Answer, CheckpointInfo, Latest, RunInfo, SaveStatus
 
 
 def pinned(run: str, storage_uuid: str, state: RunState, generation: Generation) -> Answer:
@@ -42,11 +44,31 @@ def latest(run: str, state: RunState, seen: Mapping[str, Damage]) -> Latest:
     )
 
 
-def checkpoint_info(state: RunState, checkpoint: Checkpoint, *, pinned: bool = False) -> CheckpointInfo:
-    """`pinned` leaves out what later records change, so that an answer stays the same to the byte."""
-    point = resume_point(state)
+def checkpoint_infos(state: RunState) -> list[CheckpointInfo]:
+    """All checkpoints, in the order of their commits."""
+    line = {c.save for c in lineage(state)}
+    return [checkpoint_info(state, checkpoint, line=line) for checkpoint in state.checkpoints.values()]
+
+
+def checkpoint_info(
+    state: RunState, checkpoint: Checkpoint, *, pinned: bool = False, line: set[str] | None = None
+) -> CheckpointInfo:
+    """`pinned` leaves out what later records change, so that an answer stays the same to the byte. `line` are the
+    saves of the lineage, if the caller has them."""
+    save, point = checkpoint.save, resume_point(state)
+    now: dict[str, Any] = {}
+    if not pinned:
+        now = {
+            "status": status(state, save),
+            "verified": save in state.verified,
+            "pinned_by": tuple(sorted(state.pinned.get(save, ()))),
+            "held_by": tuple(sorted(state.held.get(save, ()))),
+            "on_line": save in (line if line is not None else {c.save for c in lineage(state)}),
+            "is_tip": save == state.tip,
+            "is_resume_point": point is not None and point.save == save,
+        }
     return CheckpointInfo(
-        save=checkpoint.save,
+        save=save,
         step=checkpoint.step,
         generation=checkpoint.generation,
         parent=checkpoint.parent,
@@ -55,10 +77,16 @@ def checkpoint_info(state: RunState, checkpoint: Checkpoint, *, pinned: bool = F
         writers=checkpoint.writers,
         metrics=checkpoint.metrics,
         time=checkpoint.time,
-        status="quarantined" if checkpoint.save in state.quarantined and not pinned else "valid",
-        is_tip=checkpoint.save == state.tip and not pinned,
-        is_resume_point=point is not None and point.save == checkpoint.save and not pinned,
+        **now,
     )
+
+
+def status(state: RunState, save: str) -> Literal["valid", "quarantined", "retired", "purged"]:
+    if save in state.purged:
+        return "purged"
+    if save in state.retired:
+        return "retired"
+    return "quarantined" if save in state.quarantined else "valid"
 
 
 def run_info(run: str, state: RunState, problem: str | None = None) -> RunInfo:
@@ -77,3 +105,27 @@ def run_info(run: str, state: RunState, problem: str | None = None) -> RunInfo:
         last_commit=last.time if last else None,
         problem=problem,
     )
+
+
+def checkpoint_at(run: str, state: RunState, step: int) -> CheckpointInfo:
+    """The newest checkpoint of `step`, the one on the line if there are several. `NotFound` if there is none."""
+    on_line = [c for c in lineage(state) if c.step == step]
+    others = [c for c in reversed(state.checkpoints.values()) if c.step == step]
+    if not others:
+        steps = sorted({c.step for c in state.checkpoints.values()})
+        raise NotFound(f"run {run} has no checkpoint of step {step}; it has {steps[-20:]}", run=run)
+    return checkpoint_info(state, (on_line or others)[0])
+
+
+def save_status(state: RunState, save: str) -> SaveStatus:
+    """What became of a save."""
+    if save in state.checkpoints:
+        return SaveStatus(save=save, status="durable")
+    if save in state.aborted:
+        return SaveStatus(save=save, status="aborted", detail=state.aborted[save])
+    current = state.current
+    if current is not None and current.number > layout.generation_of(save):
+        return SaveStatus(save=save, status="fenced", detail=f"generation {current.number} started before it")
+    if current is not None and current.closed:
+        return SaveStatus(save=save, status="fenced", detail="the run was rolled back before it")
+    return SaveStatus(save=save, status="pending")

@@ -6,7 +6,8 @@ so a lost race needs no referee: the loser's record is void for everyone.
 
     fold(records) -> RunState         what holds after these records
     judge(state, body) -> Verdict     would this record count next?
-    resume_point(state)               the checkpoint a new generation starts from
+
+`lineage.resume_point(state)` is the checkpoint a new generation starts from; `upkeep` has the rules for what is kept.
 
 An attempt is an incarnation of the job; its age is the slot in which it was opened. A generation is an attempt
 that began; its number is the fencing token: no commit of generation g counts after g+1 started, and none before
@@ -16,53 +17,23 @@ valid one on the way from the tip to its ancestors, never simply the highest ste
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from enum import Enum
+from collections.abc import Iterable
 
+from ckptd.encoding import Record
+from ckptd.lineage import resume_point
 from ckptd.records import (
-    MAX_CANDIDATES,
     AttemptOpened,
     Body,
-    Candidate,
     CheckpointCommitted,
-    CheckpointQuarantined,
-    Damage,
     GenerationReady,
     GenerationStarted,
-    Record,
     RunCreated,
     SaveAborted,
 )
 from ckptd.state import Checkpoint, Generation, OpenedAttempt, RunState
-
-
-class Outcome(Enum):
-    """ACCEPTED counts. VOID does not, though the same request may count in another state. NEVER cannot count in
-    any later state either; FENCED is NEVER because a younger incarnation took over."""
-
-    ACCEPTED = "accepted"
-    VOID = "void"
-    NEVER = "never"
-    FENCED = "fenced"
-
-
-@dataclass(frozen=True)
-class Verdict:
-    outcome: Outcome
-    reason: str = ""
-
-    @property
-    def accepted(self) -> bool:
-        return self.outcome is Outcome.ACCEPTED
-
-    @property
-    def final(self) -> bool:
-        """Whether no later state of the run can accept this request: only then may it be refused for good."""
-        return self.outcome in (Outcome.NEVER, Outcome.FENCED)
-
-
-ACCEPTED = Verdict(Outcome.ACCEPTED)
+from ckptd.upkeep import apply_upkeep, judge_upkeep
+from ckptd.upkeep_records import AboutTopic
+from ckptd.verdicts import ACCEPTED, Verdict, fenced, never, void
 
 
 def fold(records: Iterable[tuple[Record, str]]) -> RunState:
@@ -85,45 +56,14 @@ def advance(state: RunState, item: Record, digest: str) -> Verdict:
     return verdict
 
 
-def lineage(state: RunState) -> Iterator[Checkpoint]:
-    """The tip and its ancestors, newest first."""
-    save = state.tip
-    while save is not None:
-        checkpoint = state.checkpoints[save]
-        yield checkpoint
-        save = checkpoint.parent
-
-
-def resume_point(state: RunState, seen: Mapping[str, Damage] = {}) -> Checkpoint | None:
-    """Where training goes on: the first valid checkpoint of the lineage. `seen` is damage found by looking, which no
-    record confirms yet: for people who ask, never for a verdict."""
-    return next((c for c in lineage(state) if c.save not in state.quarantined and c.save not in seen), None)
-
-
-def candidates(state: RunState, seen: Mapping[str, Damage] = {}) -> tuple[Candidate, ...]:
-    """The checkpoints passed over on the way to the resume point, and the resume point, each with its reason."""
-    found = []
-    for checkpoint in lineage(state):
-        record = state.quarantined.get(checkpoint.save)
-        damage = record.damage if record is not None else seen.get(checkpoint.save)
-        reason = "newest valid checkpoint of the lineage"
-        if damage is not None:
-            how = "quarantined" if record is not None else "damaged, and the next start will quarantine it"
-            reason = f"{how}: {damage.object}, expected {damage.expected}, observed {damage.observed}"[:1000]
-        found.append(Candidate(save=checkpoint.save, step=checkpoint.step, valid=damage is None, reason=reason))
-        if damage is None:
-            break
-    return tuple(found[-MAX_CANDIDATES:])
-
-
 def judge(state: RunState, body: Body) -> Verdict:
     """Whether `body` counts as the next record of `state`, and why not."""
     if body.rid in state.accepted:
-        return Verdict(Outcome.NEVER, f"{body.rid} was accepted in slot {state.accepted[body.rid]}")
+        return never(f"{body.rid} was accepted in slot {state.accepted[body.rid]}")
     if isinstance(body, RunCreated):
-        return ACCEPTED if state.seq == 0 else Verdict(Outcome.NEVER, "the run exists already")
+        return ACCEPTED if state.seq == 0 else never("the run exists already")
     if state.seq == 0 or not state.fingerprint:
-        return Verdict(Outcome.VOID, "the run was not created")
+        return void("the run was not created")
     match body:
         case AttemptOpened():
             return ACCEPTED
@@ -135,33 +75,33 @@ def judge(state: RunState, body: Body) -> Verdict:
             return _judge_commit(state, body)
         case SaveAborted():
             return _judge_abort(state, body)
-        case CheckpointQuarantined():
-            return _judge_quarantine(state, body)
+        case AboutTopic():
+            return judge_upkeep(state, body)
     raise TypeError(f"no rule for {type(body).__name__}")
 
 
 def _judge_start(state: RunState, body: GenerationStarted) -> Verdict:
     attempt, current = state.attempts.get(body.attempt), state.current
     if attempt is None:
-        return Verdict(Outcome.VOID, f"attempt {body.attempt} was not opened")
+        return void(f"attempt {body.attempt} was not opened")
     if body.fallback_of is None:
         if current is not None and attempt.seq <= state.attempts[current.attempt].seq:
-            return Verdict(Outcome.FENCED, f"a younger attempt began generation {current.number}")
+            return fenced(f"a younger attempt began generation {current.number}")
     else:
         if current is None or current.number < body.fallback_of:
-            return Verdict(Outcome.VOID, f"generation {body.fallback_of} did not start")
+            return void(f"generation {body.fallback_of} did not start")
         if current.number > body.fallback_of:
-            return Verdict(Outcome.FENCED, f"generation {current.number} started")
+            return fenced(f"generation {current.number} started")
         if current.attempt != body.attempt or current.ready:
-            return Verdict(Outcome.NEVER, f"generation {current.number} is ready or another attempt's")
+            return never(f"generation {current.number} is ready or another attempt's")
     number = current.number + 1 if current is not None else 1
     if body.generation != number:
-        return Verdict(Outcome.VOID, f"generation {number} is next, not {body.generation}")
+        return void(f"generation {number} is next, not {body.generation}")
     point = resume_point(state)
     if body.resume_from != (point.save if point is not None else None):
-        return Verdict(Outcome.VOID, f"the resume point is {point.save if point else None}")
+        return void(f"the resume point is {point.save if point else None}")
     if point is None and state.tip is not None:
-        return Verdict(Outcome.VOID, "the run has commits and none is valid: it does not start from zero")
+        return void("the run has commits and none is valid: it does not start from zero")
     return ACCEPTED
 
 
@@ -170,47 +110,41 @@ def _judge_ready(state: RunState, body: GenerationReady) -> Verdict:
     if fence is not None:
         return fence
     if state.generations[-1].attempt != body.attempt:
-        return Verdict(Outcome.NEVER, f"generation {body.generation} is another attempt's")
+        return never(f"generation {body.generation} is another attempt's")
     return ACCEPTED
 
 
 def _judge_commit(state: RunState, body: CheckpointCommitted) -> Verdict:
     if body.save in state.checkpoints:
-        return Verdict(Outcome.NEVER, f"save {body.save} is committed with another manifest")
+        return never(f"save {body.save} is committed with another manifest")
     if body.save in state.aborted:
-        return Verdict(Outcome.NEVER, f"save {body.save} was aborted: {state.aborted[body.save]}")
+        return never(f"save {body.save} was aborted: {state.aborted[body.save]}")
     fence = _fence(state, body.generation)
     if fence is not None:
         return fence
     if not state.generations[-1].ready:
-        return Verdict(Outcome.VOID, f"generation {body.generation} is not ready")
+        return void(f"generation {body.generation} is not ready")
     tip = state.checkpoints[state.tip] if state.tip is not None else None
     if tip is not None and body.step < tip.step:
-        return Verdict(Outcome.NEVER, f"step {body.step} is before step {tip.step} of the tip")
+        return never(f"step {body.step} is before step {tip.step} of the tip")
     return ACCEPTED
 
 
 def _judge_abort(state: RunState, body: SaveAborted) -> Verdict:
     if body.save in state.checkpoints:
-        return Verdict(Outcome.NEVER, f"save {body.save} is committed")
+        return never(f"save {body.save} is committed")
     return _fence(state, body.generation) or ACCEPTED
-
-
-def _judge_quarantine(state: RunState, body: CheckpointQuarantined) -> Verdict:
-    if body.save not in state.checkpoints:
-        return Verdict(Outcome.VOID, f"save {body.save} is not committed")
-    if body.reported_by == body.confirmed_by:
-        return Verdict(Outcome.VOID, "one reader alone cannot quarantine")
-    return ACCEPTED
 
 
 def _fence(state: RunState, generation: int) -> Verdict | None:
     """What stops a record of `generation` because it is not the current one."""
     number = state.generations[-1].number if state.generations else 0
     if generation < number:
-        return Verdict(Outcome.FENCED, f"generation {number} started, this is generation {generation}")
+        return fenced(f"generation {number} started, this is generation {generation}")
     if generation > number:
-        return Verdict(Outcome.VOID, f"generation {generation} did not start")
+        return void(f"generation {generation} did not start")
+    if state.generations[-1].closed:
+        return fenced(f"the run was rolled back, which ended generation {generation}")
     return None
 
 
@@ -222,6 +156,8 @@ def _apply(state: RunState, item: Record, digest: str) -> None:
             state.attempts[body.attempt] = OpenedAttempt(item.seq, body.job, body.host)
         case GenerationStarted() as body:
             state.tip = body.resume_from
+            if body.resume_from is not None and body.fallback_of is None:
+                state.starts[body.resume_from] = state.starts.get(body.resume_from, 0) + 1
             state.generations.append(
                 Generation(
                     number=body.generation,
@@ -235,7 +171,10 @@ def _apply(state: RunState, item: Record, digest: str) -> None:
                 )
             )
         case GenerationReady():
-            state.generations[-1].ready = True
+            current = state.generations[-1]
+            current.ready = True
+            if current.resume_from is not None and current.resume_from not in state.quarantined:
+                state.verified[current.resume_from] = item.seq  # all ranks read every byte of it
         case CheckpointCommitted() as body:
             state.checkpoints[body.save] = Checkpoint(
                 save=body.save,
@@ -250,7 +189,9 @@ def _apply(state: RunState, item: Record, digest: str) -> None:
                 time=item.time,
             )
             state.tip = body.save
+            state.starts.clear()
+            state.doubts = 0
         case SaveAborted() as body:
             state.aborted[body.save] = body.reason
-        case CheckpointQuarantined() as body:
-            state.quarantined[body.save] = body
+        case AboutTopic() as body:
+            apply_upkeep(state, body, item.seq)

@@ -20,6 +20,7 @@ SAVE_ID = re.compile(r"g[0-9]{8}-[0-9]{12}-[ra][0-9]{1,6}")
 TOKEN_ID = re.compile(r"[0-9a-f]{32}")
 LOG_NAME = re.compile(r"([0-9]{16})\.json")
 PROBE_NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,63}")
+GENERATION_FOLDER = re.compile(r"g[0-9]{8}")
 PART_NAME = re.compile(r"part-([0-9]{1,6})-[0-9a-f]{16}\.json")
 
 MAX_STEP = 10**12 - 1
@@ -90,6 +91,10 @@ def manifest_folder(run: str, save: str) -> str:
     return f"{run_folder(run)}/manifests/{check_save(save)}"
 
 
+def manifests_folder(run: str) -> str:
+    return f"{run_folder(run)}/manifests"
+
+
 def part_key(run: str, save: str, writer: int, nonce: str) -> str:
     return f"{manifest_folder(run, save)}/part-{writer}-{nonce}.json"
 
@@ -112,9 +117,21 @@ def step_of(save: str) -> int:
     return int(check_save(save)[10:22])
 
 
+def data_folder(run: str) -> str:
+    return f"{run_folder(run)}/data"
+
+
+def generation_of_folder(name: str) -> int | None:
+    """The generation of a folder of payload, None for any other name."""
+    return int(name[1:]) if GENERATION_FOLDER.fullmatch(name) else None
+
+
+def payload_folder(run: str, save: str) -> str:
+    return f"{data_folder(run)}/g{generation_of(save):08d}/{save}"
+
+
 def payload_key(run: str, save: str, writer: int, nonce: str) -> str:
-    generation = generation_of(save)
-    return f"{run_folder(run)}/data/g{generation:08d}/{save}/{writer}-{nonce}.safetensors"
+    return f"{payload_folder(run, save)}/{writer}-{nonce}.safetensors"
 
 
 def probe_key(folder: str, name: str) -> str:

@@ -6,6 +6,7 @@ that works without the service; both may do so at the same time, because the log
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 import threading
@@ -14,24 +15,18 @@ from collections.abc import Callable
 
 from ckptd import answers, layout
 from ckptd.complete import check_complete, check_generation, commit_body, glance, object_of
-from ckptd.errors import Corrupt, Fenced, NotFound, Unavailable, Unreachable
-from ckptd.history import candidates, judge, lineage, resume_point
+from ckptd.errors import Conflict, Corrupt, Fenced, NotFound, Unavailable, Unreachable
+from ckptd.history import judge
+from ckptd.lineage import in_crash_loop, resume_point
 from ckptd.log import Build, RunLog
 from ckptd.manifest import Manifest, ManifestRef
 from ckptd.reading import read_manifest
-from ckptd.records import (
-    AttemptOpened,
-    Candidate,
-    CheckpointQuarantined,
-    Damage,
-    GenerationReady,
-    GenerationStarted,
-    RunCreated,
-    SaveAborted,
-)
+from ckptd.records import AttemptOpened, Candidate, Damage, GenerationReady, RunCreated, SaveAborted
 from ckptd.second import SecondReader, read_in_new_process, this_process
+from ckptd.starting import doubt_body, start_body
 from ckptd.state import RunState
 from ckptd.storage.base import Storage
+from ckptd.upkeep_records import CheckpointQuarantined
 from ckptd.wire import (
     AbortRequest,
     Answer,
@@ -49,6 +44,7 @@ from ckptd.wire import (
 )
 
 APPEND_DEADLINE_SECONDS = 30.0
+_log = logging.getLogger("ckptd.ledger")
 MAX_CACHED_RUNS = 1000
 
 
@@ -78,7 +74,7 @@ class Ledger:
     def open(self, run: str, request: OpenRequest) -> None:
         """Rank 0, when its client is made: the attempt gets its age. Creates the run if it is new."""
         opened = AttemptOpened(attempt=request.attempt, job=request.job, host=request.host)
-        self._append(run, lambda state: opened if state.fingerprint else RunCreated(fingerprint=layout.new_attempt()))
+        self.append(run, lambda state: opened if state.fingerprint else RunCreated(fingerprint=layout.new_attempt()))
 
     def begin(self, run: str, request: BeginRequest) -> Answer:
         """Rank 0, once all ranks are there: start a generation and freeze where it resumes from.
@@ -87,7 +83,7 @@ class Ledger:
         `Unreachable` if the storage does not let the candidates be looked at.
         """
         self._look_before_promising(run, request)
-        self._append(run, lambda state: self._start(run, state, request))
+        self.append(run, lambda state: start_body(run, state, request))
         answer = self.join(run, request.attempt, request.fallback_of)
         if answer is None:
             raise Corrupt(f"run {run}: the generation just begun is not in the log", run=run)
@@ -111,7 +107,7 @@ class Ledger:
 
     def ready(self, run: str, attempt: str, generation: int) -> None:
         """Rank 0, when all ranks hold the answer's state. From here on commits count."""
-        self._append(run, lambda state: GenerationReady(generation=generation, attempt=attempt))
+        self.append(run, lambda state: GenerationReady(generation=generation, attempt=attempt))
 
     def current(self, run: str) -> HeartbeatAnswer:
         """The run's current generation, 0 before the first."""
@@ -120,7 +116,9 @@ class Ledger:
             generation = log.replay().current
         if generation is None:
             return HeartbeatAnswer(generation=0, attempt=None)
-        return HeartbeatAnswer(generation=generation.number, attempt=generation.attempt)
+        return HeartbeatAnswer(
+            generation=generation.number, attempt=generation.attempt, rolled_back=generation.closed
+        )
 
     # A save becomes a checkpoint: parts, commit or abort.
 
@@ -149,27 +147,19 @@ class Ledger:
             manifest = read_manifest(self.storage, request.manifest)
             check_complete(self.storage, run, request, manifest)
             body = commit_body(run, request, manifest)
-        self._append(run, lambda state: body)
+        self.append(run, lambda state: body)
 
     def abort(self, run: str, save: str, request: AbortRequest) -> None:
         """Rank 0: this save is off. `Conflict` if it was committed before."""
         check_generation(save, request.generation)
         body = SaveAborted(generation=request.generation, save=save, reason=request.reason)
-        self._append(run, lambda state: body)
+        self.append(run, lambda state: body)
 
     def save_status(self, run: str, save: str) -> SaveStatus:
         """Any rank: what became of a save."""
         log = self._log(run)
         with log.lock:
-            state = log.replay()
-            if save in state.checkpoints:
-                return SaveStatus(save=save, status="durable")
-            if save in state.aborted:
-                return SaveStatus(save=save, status="aborted", detail=state.aborted[save])
-            current = state.current
-            if current is not None and current.number > layout.generation_of(save):
-                return SaveStatus(save=save, status="fenced", detail=f"generation {current.number} started before it")
-        return SaveStatus(save=save, status="pending")
+            return answers.save_status(log.replay(), save)
 
     # Damage.
 
@@ -180,18 +170,25 @@ class Ledger:
             state = log.replay(to_the_end=True)
             checkpoint = state.checkpoints.get(report.save)
             known = state.quarantined.get(report.save)
+            turn = state.turns.get(f"quarantine:{report.save}", 0)
         if known is not None:
-            return DamageAnswer(confirmed=True, detail=f"in quarantine: {known.damage.object}")
+            return DamageAnswer(confirmed=True, detail=f"in quarantine: {known.why}")
         if checkpoint is None:
             raise NotFound(f"run {run} has no checkpoint {report.save}", run=run, save=report.save)
+        if report.save in state.retired:
+            raise NotFound(f"run {run}: checkpoint {report.save} is retired", run=run, save=report.save)
         ref = object_of(self.storage, checkpoint, report.damage.object)
         reading = self._second_reader(self.storage, ref)
         if reading.damage is None:
             return DamageAnswer(confirmed=False, detail=f"{ref.key} is whole for {reading.reader.process}")
         body = CheckpointQuarantined(
-            save=report.save, damage=reading.damage, reported_by=report.reader, confirmed_by=reading.reader
+            save=report.save,
+            turn=turn,
+            damage=reading.damage,
+            reported_by=report.reader,
+            confirmed_by=reading.reader,
         )
-        self._append(run, lambda state: body)
+        self.append(run, lambda state: body)
         return DamageAnswer(confirmed=True, detail=f"{reading.damage.object}: {reading.damage.observed}")
 
     # Questions.
@@ -215,8 +212,7 @@ class Ledger:
         """All checkpoints of a run, in the order of their commits. `NotFound` for a run that is none."""
         log = self._log(run)
         with log.lock:
-            state = self._existing(log)
-            return [answers.checkpoint_info(state, checkpoint) for checkpoint in state.checkpoints.values()]
+            return answers.checkpoint_infos(self._existing(log))
 
     def checkpoint_at(self, run: str, step: int) -> CheckpointInfo:
         """The newest checkpoint of `step`, the one on the current line if there are several."""
@@ -224,12 +220,7 @@ class Ledger:
         log = self._log(run)
         with log.lock:
             state = self._existing(log)
-            on_line = [c for c in lineage(state) if c.step == step]
-            others = [c for c in reversed(state.checkpoints.values()) if c.step == step]
-            if not others:
-                steps = sorted({c.step for c in state.checkpoints.values()})
-                raise NotFound(f"run {run} has no checkpoint of step {step}; it has {steps[-20:]}", run=run)
-            return answers.checkpoint_info(state, (on_line or others)[0])
+            return answers.checkpoint_at(run, state, step)
 
     def manifest(self, ref: ManifestRef) -> Manifest:
         return read_manifest(self.storage, ref)
@@ -261,8 +252,24 @@ class Ledger:
                 self._logs[run] = RunLog(self.storage, run, actor=self.actor, pause=self._pause, clock=self._clock)
             return self._logs[run]
 
-    def _append(self, run: str, build: Build) -> None:
+    def append(self, run: str, build: Build) -> None:
+        """Append to the run's log what `build` makes of its state; see `ckptd.log`."""
         self._log(run).append(build, deadline_seconds=self.deadline_seconds)
+
+    def state(self, run: str) -> RunState:
+        """What the run's log amounts to now, to its very end; the caller's own. `NotFound` for a run that is none."""
+        log = self._log(run)
+        with log.lock:
+            return self._existing(log).snapshot()
+
+    def _doubt(self, run: str, body: CheckpointQuarantined) -> None:
+        """Give a checkpoint up that crashes whoever starts from it."""
+        try:
+            self.append(run, lambda state: body)
+        except Conflict as error:
+            _log.info("run %s: somebody else decided about %s: %s", run, body.save, error.message)
+        else:
+            _log.warning("run %s: %s is in quarantine: %s", run, body.save, body.reason)
 
     def _existing(self, log: RunLog) -> RunState:
         state = log.replay(to_the_end=True)
@@ -272,25 +279,6 @@ class Ledger:
             )
         return state
 
-    def _start(self, run: str, state: RunState, request: BeginRequest) -> GenerationStarted:
-        point, looked_at = resume_point(state), candidates(state)
-        begun = state.started(request.attempt, request.fallback_of)  # by an earlier try of this call
-        if point is None and state.tip is not None and begun is None:
-            raise Corrupt(
-                f"run {run} has {len(state.checkpoints)} checkpoints and none of its line is valid;"
-                " it is not started from zero",
-                run=run,
-                candidates=[c.model_dump() for c in looked_at],
-            )
-        return GenerationStarted(
-            generation=(state.current.number if state.current else 0) + 1,
-            attempt=request.attempt,
-            world=request.world,
-            resume_from=point.save if point else None,
-            fallback_of=request.fallback_of,
-            candidates=looked_at,
-        )
-
     def _look_before_promising(self, run: str, request: BeginRequest) -> None:
         """Pass over checkpoints whose files are evidently gone or cut, so that no rank is sent to them."""
         log = self._log(run)
@@ -298,8 +286,13 @@ class Ledger:
             with log.lock:
                 state = log.replay(to_the_end=True)
                 begun, point = state.started(request.attempt, request.fallback_of), resume_point(state)
+                doubted = in_crash_loop(state) if request.fallback_of is None else None
+                body = doubt_body(state, doubted) if doubted is not None else None
             if begun is not None or point is None:
                 return
+            if body is not None:
+                self._doubt(run, body)
+                continue
             try:
                 damage = glance(self.storage, point)
             except Unavailable as error:

@@ -16,6 +16,7 @@ from datetime import UTC, datetime
 
 from ckptd import layout
 from ckptd.digests import sha256_hex
+from ckptd.encoding import MAX_RECORD_BYTES, damaged_slot, decode, encode, record
 from ckptd.errors import (
     AlreadyExists,
     CkptdError,
@@ -23,15 +24,17 @@ from ckptd.errors import (
     Corrupt,
     Fenced,
     NotFound,
+    NotInitialised,
     OutcomeUnknown,
     Unavailable,
     describe,
 )
 from ckptd.failpoints import failpoint
-from ckptd.history import Outcome, Verdict, advance, judge
-from ckptd.records import MAX_RECORD_BYTES, Body, damaged_slot, decode, encode, record
+from ckptd.history import advance, judge
+from ckptd.records import Body
 from ckptd.state import RunState
 from ckptd.storage.base import Storage
+from ckptd.verdicts import Outcome, Verdict
 
 Build = Callable[[RunState], Body]
 
@@ -156,6 +159,8 @@ class RunLog:
             except AlreadyExists:
                 pass
             except Unavailable as error:
+                if isinstance(error, NotInitialised) and first_cause is None:
+                    raise  # the root was looked at first: nothing was written, and no waiting mounts a drive
                 first_cause = first_cause or error
             try:
                 found = self.storage.get(slot, MAX_RECORD_BYTES)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from copy import copy, deepcopy
+from dataclasses import dataclass, field, fields
 
 from ckptd.digests import ZERO_SHA256
 from ckptd.manifest import ManifestRef
-from ckptd.records import Candidate, CheckpointQuarantined
+from ckptd.records import Candidate
+from ckptd.upkeep_records import CheckpointQuarantined
 
 
 @dataclass(frozen=True)
@@ -29,6 +31,7 @@ class Generation:
     digest: str
     time: str
     ready: bool = False
+    closed: bool = False  # by a roll-back: nothing of it counts any more
 
 
 @dataclass(frozen=True)
@@ -59,6 +62,14 @@ class RunState:
     checkpoints: dict[str, Checkpoint] = field(default_factory=dict)
     aborted: dict[str, str] = field(default_factory=dict)
     quarantined: dict[str, CheckpointQuarantined] = field(default_factory=dict)
+    retired: dict[str, int] = field(default_factory=dict)  # the slot that retired it
+    purged: set[str] = field(default_factory=set)
+    pinned: dict[str, set[str]] = field(default_factory=dict)  # by whom; never an empty set
+    held: dict[str, set[str]] = field(default_factory=dict)
+    verified: dict[str, int] = field(default_factory=dict)  # the slot of the last time
+    starts: dict[str, int] = field(default_factory=dict)  # generations since the last commit that began from it
+    doubts: int = 0  # quarantines for a crash loop since the last commit
+    turns: dict[str, int] = field(default_factory=dict)  # how many records of a topic counted
     tip: str | None = None
     accepted: dict[str, int] = field(default_factory=dict)
     void: dict[int, str] = field(default_factory=dict)
@@ -66,6 +77,12 @@ class RunState:
     @property
     def current(self) -> Generation | None:
         return self.generations[-1] if self.generations else None
+
+    def snapshot(self) -> RunState:
+        """A copy that does not grow with the log."""
+        containers = {f.name: copy(getattr(self, f.name)) for f in fields(self)}
+        containers["pinned"], containers["held"] = deepcopy(self.pinned), deepcopy(self.held)
+        return RunState(**containers)
 
     def started(self, attempt: str, fallback_of: int | None) -> Generation | None:
         """The generation that this attempt began, as a fallback of `fallback_of` if that is given."""

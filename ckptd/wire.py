@@ -91,6 +91,7 @@ class HeartbeatAnswer(Frozen):
 
     generation: int
     attempt: Attempt | None
+    rolled_back: bool = False
 
 
 class CheckpointInfo(Frozen):
@@ -103,7 +104,11 @@ class CheckpointInfo(Frozen):
     writers: int
     metrics: Metrics
     time: str
-    status: Literal["valid", "quarantined"] = "valid"
+    status: Literal["valid", "quarantined", "retired", "purged"] = "valid"
+    verified: bool = False
+    pinned_by: tuple[str, ...] = ()
+    held_by: tuple[str, ...] = ()
+    on_line: bool = False
     is_tip: bool = False
     is_resume_point: bool = False
 

@@ -4,27 +4,26 @@ from __future__ import annotations
 
 from ckptd import layout
 from ckptd.digests import ZERO_SHA256, chunk_digest, sha256_hex
-from ckptd.history import Verdict, advance, judge
+from ckptd.encoding import encode, record, sealed
+from ckptd.history import advance, judge
 from ckptd.ledger import Ledger
 from ckptd.manifest import Manifest, ManifestRef, ObjectRef, Part
 from ckptd.records import (
     AttemptOpened,
     Body,
     CheckpointCommitted,
-    CheckpointQuarantined,
     Damage,
     GenerationReady,
     GenerationStarted,
     Observer,
     RunCreated,
     SaveAborted,
-    encode,
-    record,
-    sealed,
 )
 from ckptd.second import Reading, read_here
 from ckptd.state import RunState
 from ckptd.storage.base import Storage
+from ckptd.upkeep_records import CheckpointQuarantined
+from ckptd.verdicts import Verdict
 from ckptd.wire import BeginRequest, CommitRequest, OpenRequest
 
 RUN = "r"

@@ -8,9 +8,12 @@ import random
 import pytest
 
 from ckptd.digests import sha256_hex
-from ckptd.history import Outcome, advance, candidates, fold, judge, lineage, resume_point
-from ckptd.records import MAX_CANDIDATES, Body, Record, encode, record
+from ckptd.encoding import Record, encode, record
+from ckptd.history import advance, fold, judge
+from ckptd.lineage import candidates, lineage, resume_point
+from ckptd.records import MAX_CANDIDATES, Body
 from ckptd.state import RunState
+from ckptd.verdicts import Outcome
 from tests.core.by_hand import (
     LIVE,
     ME,

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from ckptd import layout
@@ -22,7 +20,8 @@ from ckptd.ledger import Ledger
 from ckptd.manifest import Manifest, ObjectRef
 from ckptd.reading import observe
 from ckptd.records import Damage
-from ckptd.storage.local import LocalStorage
+from ckptd.storage import open_storage
+from ckptd.storage.base import Storage
 from ckptd.storage.memory import MemoryStorage
 from ckptd.testing.faulty import FaultyStorage
 from ckptd.wire import AbortRequest, Answer, CommitRequest, DamageReport
@@ -44,15 +43,16 @@ from tests.core.by_hand import (
     write_manifest,
     write_save,
 )
+from tests.homes import everything, unmounted
 
 
 @pytest.fixture
-def inner() -> MemoryStorage:
-    return MemoryStorage()
+def inner(store: Storage) -> Storage:
+    return store
 
 
 @pytest.fixture
-def storage(inner: MemoryStorage) -> FaultyStorage:
+def storage(inner: Storage) -> FaultyStorage:
     return FaultyStorage(inner)
 
 
@@ -113,7 +113,7 @@ def test_S1_an_attempt_that_was_not_opened_does_not_begin(ledger: Ledger) -> Non
         begin(ledger, B)
 
 
-def test_open_and_begin_may_be_repeated(inner: MemoryStorage) -> None:
+def test_open_and_begin_may_be_repeated(inner: Storage) -> None:
     answers = set()
     for _ in range(3):
         ledger = a_ledger(inner)
@@ -123,7 +123,7 @@ def test_open_and_begin_may_be_repeated(inner: MemoryStorage) -> None:
     assert a_ledger(inner).run_info(RUN).records == 3
 
 
-def test_join_waits_for_begin_and_then_gives_equal_bytes(inner: MemoryStorage) -> None:
+def test_join_waits_for_begin_and_then_gives_equal_bytes(inner: Storage) -> None:
     rank0, rank1 = a_ledger(inner), a_ledger(inner)
     assert rank1.join(RUN, A) is None
     rank0.open(RUN, opening(A))
@@ -134,7 +134,7 @@ def test_join_waits_for_begin_and_then_gives_equal_bytes(inner: MemoryStorage) -
     assert joined.stored() == answer.stored()
 
 
-def test_S3_an_answer_stays_the_same_to_the_byte(ledger: Ledger, inner: MemoryStorage) -> None:
+def test_S3_an_answer_stays_the_same_to_the_byte(ledger: Ledger, inner: Storage) -> None:
     """Later commits, quarantines and generations change nothing of it."""
     live(ledger)
     request = commit(ledger, 1, 5)
@@ -176,7 +176,7 @@ def test_V5_corrupt_when_no_checkpoint_is_valid(ledger: Ledger) -> None:
     assert ledger.current(RUN).generation == 1
 
 
-def test_A2_corrupt_is_not_said_on_an_old_listing(inner: MemoryStorage, storage: FaultyStorage) -> None:
+def test_A2_corrupt_is_not_said_on_an_old_listing(inner: Storage, storage: FaultyStorage) -> None:
     """All that the listing shows is damaged; the checkpoint that is whole came after."""
     ledger = a_ledger(inner)
     live(ledger)
@@ -211,7 +211,7 @@ def test_V6_a_fallback_goes_to_the_checkpoint_before(ledger: Ledger) -> None:
         begin(ledger, B, fallback_of=3)
 
 
-def test_S7_a_run_with_commits_is_never_none(inner: MemoryStorage, storage: FaultyStorage) -> None:
+def test_S7_a_run_with_commits_is_never_none(inner: Storage, storage: FaultyStorage) -> None:
     """Neither for a reader whose listing is so old that it shows nothing of them, nor for a starter."""
     live(a_ledger(inner))
     commit(a_ledger(inner), 1, 5)
@@ -239,7 +239,7 @@ def test_S7_latest_has_a_reason_for_every_candidate(ledger: Ledger) -> None:
     assert "newest valid" in latest.candidates[1].reason
 
 
-def test_S7_latest_looks_at_the_objects_and_changes_nothing(inner: MemoryStorage, ledger: Ledger) -> None:
+def test_S7_latest_looks_at_the_objects_and_changes_nothing(inner: Storage, ledger: Ledger) -> None:
     live(ledger)
     commit(ledger, 1, 5)
     request = commit(ledger, 1, 6)
@@ -257,7 +257,7 @@ def test_S7_latest_looks_at_the_objects_and_changes_nothing(inner: MemoryStorage
     assert begun.checkpoint.step == 5
 
 
-def test_S7_unreachable_is_not_none(inner: MemoryStorage, storage: FaultyStorage) -> None:
+def test_S7_unreachable_is_not_none(inner: Storage, storage: FaultyStorage) -> None:
     live(a_ledger(inner))
     commit(a_ledger(inner), 1, 5)
     ledger = a_ledger(storage)
@@ -272,9 +272,7 @@ def test_S7_unreachable_is_not_none(inner: MemoryStorage, storage: FaultyStorage
 
 
 @pytest.mark.parametrize("operation", ["list", "get"])
-def test_T6_no_question_reads_an_error_as_absence(
-    inner: MemoryStorage, storage: FaultyStorage, operation: str
-) -> None:
+def test_T6_no_question_reads_an_error_as_absence(inner: Storage, storage: FaultyStorage, operation: str) -> None:
     live(a_ledger(inner))
     request = commit(a_ledger(inner), 1, 5)
     storage.fail_before(operation, times=None)  # type: ignore[arg-type]
@@ -295,30 +293,25 @@ def test_T6_no_question_reads_an_error_as_absence(
             ask()
 
 
-def test_T3_a_root_that_is_not_mounted_is_not_a_new_run(tmp_path: Path) -> None:
-    storage = LocalStorage(tmp_path / "root")
-    storage.initialise()
+def test_T3_a_root_that_is_not_mounted_is_not_a_new_run(home: str) -> None:
+    storage = open_storage(home)
     ledger = a_ledger(storage)
     live(ledger)
     commit(ledger, 1, 5)
-    (tmp_path / "root").rename(tmp_path / "elsewhere")
-    (tmp_path / "root").mkdir()
-    for call in (
-        lambda: ledger.open(RUN, opening(B)),
-        lambda: begin(ledger, A),
-        lambda: ledger.latest(RUN),
-        lambda: ledger.runs(),
-        lambda: a_ledger(storage),
-    ):
-        with pytest.raises(NotInitialised):
-            call()
-    assert not list((tmp_path / "root").iterdir())
-    (tmp_path / "root").rmdir()
-    (tmp_path / "elsewhere").rename(tmp_path / "root")
+    with unmounted(home):
+        for call in (
+            lambda: ledger.open(RUN, opening(B)),
+            lambda: begin(ledger, A),
+            lambda: ledger.latest(RUN),
+            lambda: ledger.runs(),
+            lambda: a_ledger(storage),
+        ):
+            with pytest.raises(NotInitialised):
+                call()
     assert ledger.latest(RUN).answer == "found"
 
 
-def test_S8_what_is_evidently_gone_is_passed_over(ledger: Ledger, inner: MemoryStorage) -> None:
+def test_S8_what_is_evidently_gone_is_passed_over(ledger: Ledger, inner: Storage) -> None:
     live(ledger)
     whole, cut, gone, torn = (commit(ledger, 1, step) for step in (5, 6, 7, 8))
     ref = objects(ledger, cut)[1]
@@ -334,7 +327,7 @@ def test_S8_what_is_evidently_gone_is_passed_over(ledger: Ledger, inner: MemoryS
         assert words in candidate.reason
 
 
-def test_S8_what_only_we_see_gone_is_left_to_the_ranks(inner: MemoryStorage, storage: FaultyStorage) -> None:
+def test_S8_what_only_we_see_gone_is_left_to_the_ranks(inner: Storage, storage: FaultyStorage) -> None:
     live(a_ledger(inner))
     request = commit(a_ledger(inner), 1, 5)
     ref = objects(a_ledger(inner), request)[0]
@@ -347,7 +340,7 @@ def test_S8_what_only_we_see_gone_is_left_to_the_ranks(inner: MemoryStorage, sto
 
 
 def test_A4_a_repeated_begin_finds_its_own_even_if_its_checkpoint_went_bad(
-    inner: MemoryStorage, storage: FaultyStorage
+    inner: Storage, storage: FaultyStorage
 ) -> None:
     live(a_ledger(inner))
     request = commit(a_ledger(inner), 1, 5)
@@ -425,7 +418,7 @@ def test_V9_an_aborted_save_stays_off(ledger: Ledger) -> None:
 @pytest.mark.parametrize("which", ["payload", "manifest"])
 @pytest.mark.parametrize("how", ["gone", "cut", "longer"])
 def test_W4_what_is_not_there_in_its_full_size_is_not_committed(
-    ledger: Ledger, inner: MemoryStorage, which: str, how: str
+    ledger: Ledger, inner: Storage, which: str, how: str
 ) -> None:
     live(ledger)
     request = write_save(inner, 1, 5)
@@ -453,7 +446,7 @@ def test_W4_an_error_while_looking_commits_nothing(ledger: Ledger, storage: Faul
     ledger.commit(RUN, request)
 
 
-def test_W4_the_manifest_is_read_back_byte_for_byte(ledger: Ledger, inner: MemoryStorage) -> None:
+def test_W4_the_manifest_is_read_back_byte_for_byte(ledger: Ledger, inner: Storage) -> None:
     live(ledger)
     request = write_save(inner, 1, 5)
     data = inner.get(request.manifest.key, 1 << 20)
@@ -490,7 +483,7 @@ def test_W3_a_commit_is_of_its_own_run_generation_save_and_step(ledger: Ledger) 
 
 
 def test_W5_an_unknown_commit_is_asked_for_again_and_nothing_is_cleaned_up(
-    inner: MemoryStorage, storage: FaultyStorage
+    inner: Storage, storage: FaultyStorage
 ) -> None:
     ledger = a_ledger(storage)
     live(ledger)
@@ -506,7 +499,7 @@ def test_W5_an_unknown_commit_is_asked_for_again_and_nothing_is_cleaned_up(
     assert storage.calls["delete"] == 0
 
 
-def test_W5_a_repeat_finds_its_commit_even_if_the_payload_went_bad(ledger: Ledger, inner: MemoryStorage) -> None:
+def test_W5_a_repeat_finds_its_commit_even_if_the_payload_went_bad(ledger: Ledger, inner: Storage) -> None:
     live(ledger)
     request = commit(ledger, 1, 5)
     inner.delete(objects(ledger, request)[0].key)
@@ -552,10 +545,8 @@ def test_S5_a_reader_that_is_wrong_alone_quarantines_nothing(ledger: Ledger) -> 
     assert ledger.latest(RUN).answer == "found"
 
 
-def test_S5_a_real_other_process_confirms_what_is_on_the_drive(tmp_path: Path) -> None:
-    storage = LocalStorage(tmp_path / "root")
-    storage.initialise()
-    ledger = Ledger(storage)
+def test_S5_a_real_other_process_confirms_what_is_on_the_drive(home: str) -> None:
+    ledger = Ledger(open_storage(home))
     live(ledger)
     whole, request = commit(ledger, 1, 5), commit(ledger, 1, 6)
     report = damage(ledger, request)
@@ -565,8 +556,9 @@ def test_S5_a_real_other_process_confirms_what_is_on_the_drive(tmp_path: Path) -
     assert [info.status for info in ledger.checkpoints(RUN)] == ["valid", "quarantined"]
 
 
-def test_S5_a_second_reading_that_fails_quarantines_nothing(inner: MemoryStorage) -> None:
+def test_S5_a_second_reading_that_fails_quarantines_nothing() -> None:
     """Storage in memory has no other process that could read it."""
+    inner = MemoryStorage()
     live(a_ledger(inner))
     report = damage(a_ledger(inner), commit(a_ledger(inner), 1, 5))
     with pytest.raises(Unavailable, match="second reading"):
@@ -584,14 +576,14 @@ def test_a_report_about_something_else_is_refused(ledger: Ledger) -> None:
         ledger.report_damage(RUN, DamageReport(save=save(1, 9), damage=foreign, reader=ME))
 
 
-def test_T6_a_report_is_not_refused_on_an_old_listing(inner: MemoryStorage, storage: FaultyStorage) -> None:
+def test_T6_a_report_is_not_refused_on_an_old_listing(inner: Storage, storage: FaultyStorage) -> None:
     live(a_ledger(inner))
     report = damage(a_ledger(inner), commit(a_ledger(inner), 1, 5))
     storage.hide("log", last=2)
     assert a_ledger(storage).report_damage(RUN, report).confirmed
 
 
-def test_D2_a_damaged_manifest_is_damage_of_its_checkpoint(ledger: Ledger, inner: MemoryStorage) -> None:
+def test_D2_a_damaged_manifest_is_damage_of_its_checkpoint(ledger: Ledger, inner: Storage) -> None:
     live(ledger)
     commit(ledger, 1, 5)
     request = commit(ledger, 1, 6)
@@ -680,7 +672,7 @@ def test_a_run_that_does_not_exist_is_not_found(ledger: Ledger) -> None:
     assert ledger.storage.list("runs") == []
 
 
-def test_L2_damage_in_the_log_is_told_with_the_slot(ledger: Ledger, inner: MemoryStorage) -> None:
+def test_L2_damage_in_the_log_is_told_with_the_slot(ledger: Ledger, inner: Storage) -> None:
     live(ledger)
     overwrite(inner, layout.log_key(RUN, 3), b"{}")
     fresh = a_ledger(inner)
@@ -698,8 +690,8 @@ def test_L2_damage_in_the_log_is_told_with_the_slot(ledger: Ledger, inner: Memor
 
 
 @pytest.mark.parametrize("run", ["..", "../x", "a/b", "", "A"])
-def test_T5_no_request_leads_out_of_a_runs_folder(ledger: Ledger, inner: MemoryStorage, run: str) -> None:
-    before = set(inner._objects)
+def test_T5_no_request_leads_out_of_a_runs_folder(ledger: Ledger, inner: Storage, run: str) -> None:
+    before = everything(inner)
     request = write_save(inner, 1, 5)
     report = DamageReport(save=request.save, damage=Damage(object="o", expected="a", observed="b"), reader=ME)
     for call in (
@@ -718,10 +710,10 @@ def test_T5_no_request_leads_out_of_a_runs_folder(ledger: Ledger, inner: MemoryS
     ):
         with pytest.raises(Invalid, match="run name"):
             call()
-    assert {key for key in set(inner._objects) - before if not key.startswith(f"runs/{RUN}/")} == set()
+    assert {key for key in everything(inner) - before if not key.startswith(f"runs/{RUN}/")} == set()
 
 
-def test_T5_a_manifest_that_names_an_object_elsewhere_is_not_committed(ledger: Ledger, inner: MemoryStorage) -> None:
+def test_T5_a_manifest_that_names_an_object_elsewhere_is_not_committed(ledger: Ledger, inner: Storage) -> None:
     live(ledger)
     request = write_save(inner, 1, 5)
     manifest = ledger.manifest(request.manifest)

@@ -12,9 +12,10 @@ import pytest
 
 from ckptd import layout
 from ckptd.digests import ZERO_SHA256
+from ckptd.encoding import MAX_RECORD_BYTES, sealed
 from ckptd.errors import Conflict, Corrupt, Fenced, NotFound, NotInitialised, OutcomeUnknown, Unavailable
 from ckptd.log import RunLog
-from ckptd.records import MAX_RECORD_BYTES, Body, sealed
+from ckptd.records import Body
 from ckptd.state import RunState
 from ckptd.storage.base import Storage
 from ckptd.storage.memory import MemoryStorage
@@ -37,23 +38,24 @@ from tests.core.by_hand import (
     save,
     started,
 )
+from tests.homes import everything
 
 DEADLINE_SECONDS = 60.0
 
 
 @pytest.fixture
-def inner() -> MemoryStorage:
-    return MemoryStorage()
+def inner(store: Storage) -> Storage:
+    return store
 
 
 @pytest.fixture
-def storage(inner: MemoryStorage) -> FaultyStorage:
+def storage(inner: Storage) -> FaultyStorage:
     return FaultyStorage(inner)
 
 
-def a_log(storage: Storage) -> RunLog:
+def a_log(storage: Storage, run: str = RUN) -> RunLog:
     clock = ManualClock()
-    return RunLog(storage, RUN, actor="me", pause=clock.pause, clock=clock)
+    return RunLog(storage, run, actor="me", pause=clock.pause, clock=clock)
 
 
 def slot(seq: int) -> str:
@@ -84,7 +86,7 @@ def test_a_log_that_does_not_exist_is_empty(storage: FaultyStorage) -> None:
     assert a_log(storage).replay() == RunState()
 
 
-def test_replay_reads_on_from_where_it_was(inner: MemoryStorage, storage: FaultyStorage) -> None:
+def test_replay_reads_on_from_where_it_was(inner: Storage, storage: FaultyStorage) -> None:
     hand, log = HandLog(inner), a_log(storage)
     hand.add(*START)
     assert log.replay().seq == 3
@@ -94,14 +96,14 @@ def test_replay_reads_on_from_where_it_was(inner: MemoryStorage, storage: Faulty
     assert [key for operation, key in storage.history if operation == "get"] == [slot(4), slot(5)]
 
 
-def test_names_that_are_no_slots_are_passed_over(inner: MemoryStorage) -> None:
+def test_names_that_are_no_slots_are_passed_over(inner: Storage) -> None:
     HandLog(inner).add(*START)
     for name in ("README", "0000000000000009.json.tmp", "12.json", ".nfs0000"):
         inner.put(f"{layout.log_folder(RUN)}/{name}", [b"x"], 1)
     assert a_log(inner).replay().seq == 3
 
 
-def test_L1_slots_are_numbered_from_1_without_a_gap(inner: MemoryStorage) -> None:
+def test_L1_slots_are_numbered_from_1_without_a_gap(inner: Storage) -> None:
     log = a_log(inner)
     for body in LIVE:
         append(log, body)
@@ -109,7 +111,7 @@ def test_L1_slots_are_numbered_from_1_without_a_gap(inner: MemoryStorage) -> Non
 
 
 @pytest.mark.parametrize("gone", [1, 2, 3])
-def test_L1_a_missing_slot_before_a_filled_one_makes_the_run_read_only(inner: MemoryStorage, gone: int) -> None:
+def test_L1_a_missing_slot_before_a_filled_one_makes_the_run_read_only(inner: Storage, gone: int) -> None:
     HandLog(inner).add(*LIVE)
     inner.delete(slot(gone))
     log = a_log(inner)
@@ -122,7 +124,7 @@ def test_L1_a_missing_slot_before_a_filled_one_makes_the_run_read_only(inner: Me
 
 
 @pytest.mark.parametrize("which", [1, 2, 3])
-def test_L2_a_changed_slot_makes_the_run_read_only(inner: MemoryStorage, which: int) -> None:
+def test_L2_a_changed_slot_makes_the_run_read_only(inner: Storage, which: int) -> None:
     HandLog(inner).add(*LIVE)
     value = json.loads(raw(inner, which))
     overwrite(inner, slot(which), sealed(value | {"actor": "somebody else"}))
@@ -132,7 +134,7 @@ def test_L2_a_changed_slot_makes_the_run_read_only(inner: MemoryStorage, which: 
     assert slot(which + 1) in caught.value.message
 
 
-def test_L2_each_record_carries_the_digest_of_the_bytes_before_it(inner: MemoryStorage) -> None:
+def test_L2_each_record_carries_the_digest_of_the_bytes_before_it(inner: Storage) -> None:
     hand = HandLog(inner)
     hand.add(*START, prev="0" * 64)
     with pytest.raises(Corrupt) as caught:
@@ -141,7 +143,7 @@ def test_L2_each_record_carries_the_digest_of_the_bytes_before_it(inner: MemoryS
     assert json.loads(raw(inner, 1))["prev"] == ZERO_SHA256
 
 
-def test_L2_unknown_keys_belong_to_the_chained_bytes(inner: MemoryStorage) -> None:
+def test_L2_unknown_keys_belong_to_the_chained_bytes(inner: Storage) -> None:
     HandLog(inner).add(*LIVE, color="red")
     assert a_log(inner).replay().seq == 4
 
@@ -156,7 +158,7 @@ def test_L2_unknown_keys_belong_to_the_chained_bytes(inner: MemoryStorage) -> No
         (b"x" * (MAX_RECORD_BYTES + 1), f"at most {MAX_RECORD_BYTES} bytes"),
     ],
 )
-def test_L3_a_damaged_slot_is_named(inner: MemoryStorage, damage: bytes, message: str) -> None:
+def test_L3_a_damaged_slot_is_named(inner: Storage, damage: bytes, message: str) -> None:
     HandLog(inner).add(*LIVE)
     overwrite(inner, slot(3), damage)
     log = a_log(inner)
@@ -171,7 +173,7 @@ def test_L3_a_damaged_slot_is_named(inner: MemoryStorage, damage: bytes, message
 
 @pytest.mark.parametrize("change", [{"kind": "run-closed"}, {"version": 2}])
 def test_L3_a_record_of_a_younger_version_makes_the_run_read_only_here(
-    inner: MemoryStorage, change: dict[str, object]
+    inner: Storage, change: dict[str, object]
 ) -> None:
     hand = HandLog(inner)
     hand.add(*LIVE)
@@ -182,7 +184,7 @@ def test_L3_a_record_of_a_younger_version_makes_the_run_read_only_here(
     assert caught.value.fields["object"] == slot(5)
 
 
-def test_L4_a_log_that_became_shorter_makes_the_run_read_only(inner: MemoryStorage) -> None:
+def test_L4_a_log_that_became_shorter_makes_the_run_read_only(inner: Storage) -> None:
     HandLog(inner).add(*LIVE)
     log = a_log(inner)
     log.replay()
@@ -194,7 +196,7 @@ def test_L4_a_log_that_became_shorter_makes_the_run_read_only(inner: MemoryStora
         append(log, committed(1, 1))
 
 
-def test_L4_a_run_that_was_deleted_and_made_again_is_not_taken_for_the_old_one(inner: MemoryStorage) -> None:
+def test_L4_a_run_that_was_deleted_and_made_again_is_not_taken_for_the_old_one(inner: Storage) -> None:
     """Not even when it has as many slots: what is built on the old ones would damage the new run."""
     HandLog(inner).add(*START)
     log = a_log(inner)
@@ -207,7 +209,7 @@ def test_L4_a_run_that_was_deleted_and_made_again_is_not_taken_for_the_old_one(i
     assert a_log(inner).replay().seq == 3
 
 
-def test_L4_an_old_listing_is_merely_old(inner: MemoryStorage, storage: FaultyStorage) -> None:
+def test_L4_an_old_listing_is_merely_old(inner: Storage, storage: FaultyStorage) -> None:
     HandLog(inner).add(*LIVE)
     log = a_log(storage)
     log.replay()
@@ -218,26 +220,25 @@ def test_L4_an_old_listing_is_merely_old(inner: MemoryStorage, storage: FaultySt
     hidden.heal()
 
 
-def test_L4_a_listing_without_a_middle_slot_is_merely_old(inner: MemoryStorage, storage: FaultyStorage) -> None:
+def test_L4_a_listing_without_a_middle_slot_is_merely_old(inner: Storage, storage: FaultyStorage) -> None:
     HandLog(inner).add(*LIVE)
     storage.hide(names=lambda name: name.endswith("2.json"))
     assert a_log(storage).replay().seq == 4
 
 
-def test_L5_time_and_actor_are_for_people(inner: MemoryStorage) -> None:
+def test_L5_time_and_actor_are_for_people(inner: Storage) -> None:
     """Records that say they come from the future, the past and nobody count alike."""
     states = []
-    for times in (["9999", "0000", "", "yesterday"], ["1", "2", "3", "4"]):
-        storage = MemoryStorage()
-        hand = HandLog(storage)
+    for run, times in (("first", ["9999", "0000", "", "yesterday"]), ("second", ["1", "2", "3", "4"])):
+        hand = HandLog(inner, run)
         for body, time in zip(LIVE, times, strict=True):
             hand.add(body, time=time, actor=time)
-        state = a_log(storage).replay()
+        state = a_log(inner, run).replay()
         states.append((state.accepted, state.void, state.tip))
     assert states[0] == states[1]
 
 
-def test_T6_an_error_is_not_an_empty_log(inner: MemoryStorage, storage: FaultyStorage) -> None:
+def test_T6_an_error_is_not_an_empty_log(inner: Storage, storage: FaultyStorage) -> None:
     HandLog(inner).add(*LIVE)
     for operation in ("list", "get"):
         fault = storage.fail_before(operation, times=None)
@@ -248,20 +249,43 @@ def test_T6_an_error_is_not_an_empty_log(inner: MemoryStorage, storage: FaultySt
         assert log.replay().seq == 4
 
 
-def test_T3_a_root_without_its_marker_has_no_empty_log() -> None:
-    unmounted = MemoryStorage("unmounted", marked=False)
-    log = a_log(unmounted)
+def test_T3_a_root_without_its_marker_has_no_empty_log(bare_store: Storage) -> None:
+    log = a_log(bare_store)
     with pytest.raises(NotInitialised):
         log.replay()
     with pytest.raises(NotInitialised):
         append(log, created())
-    assert not unmounted._objects
+    assert not everything(bare_store)
+
+
+def test_T3_a_root_that_lost_its_marker_alone_takes_nothing_and_says_so_at_once(inner: Storage) -> None:
+    """The records are still there to be read, so the loss is met at the put, before anything is written."""
+    HandLog(inner).add(*LIVE)
+    log = a_log(inner)
+    log.replay()
+    before = everything(inner) - {layout.ROOT_MARKER}
+    inner.delete(layout.ROOT_MARKER)
+    with pytest.raises(NotInitialised):
+        append(log, committed(1, 5))
+    assert everything(inner) == before
+
+
+def test_A5_a_root_lost_after_a_put_without_an_answer_leaves_the_outcome_unknown(
+    inner: Storage, storage: FaultyStorage
+) -> None:
+    storage.fail_after("put", times=1)
+    storage.fail_before("get", times=1)
+    storage.fail_before("put", nth=2, times=None, error=NotInitialised("planned"))
+    storage.fail_before("get", nth=2, times=None, error=NotInitialised("planned"))
+    with pytest.raises(OutcomeUnknown):
+        append(a_log(storage), created())
+    assert kinds(inner) == ["create"]
 
 
 # Appending
 
 
-def test_A1_an_append_that_returns_is_in_the_log_and_synced(inner: MemoryStorage, storage: FaultyStorage) -> None:
+def test_A1_an_append_that_returns_is_in_the_log_and_synced(inner: Storage, storage: FaultyStorage) -> None:
     log = a_log(storage)
     for body in LIVE:
         assert append(log, body) == body.rid
@@ -269,9 +293,7 @@ def test_A1_an_append_that_returns_is_in_the_log_and_synced(inner: MemoryStorage
         assert storage.history.count(("sync", slot(log.state.seq))) == 1
 
 
-def test_A1_an_append_does_not_return_before_its_slot_is_durable(
-    inner: MemoryStorage, storage: FaultyStorage
-) -> None:
+def test_A1_an_append_does_not_return_before_its_slot_is_durable(inner: Storage, storage: FaultyStorage) -> None:
     log = a_log(storage)
     fault = storage.fail_before("sync", times=None)
     with pytest.raises(OutcomeUnknown):
@@ -285,7 +307,7 @@ def test_A1_an_append_does_not_return_before_its_slot_is_durable(
 
 
 @pytest.mark.parametrize("finds", ["fill", "settle"])
-def test_T7_a_slot_is_read_again_between_two_syncs(inner: MemoryStorage, storage: FaultyStorage, finds: str) -> None:
+def test_T7_a_slot_is_read_again_between_two_syncs(inner: Storage, storage: FaultyStorage, finds: str) -> None:
     """A failed sync may have dropped from the cache what never reached the medium."""
     if finds == "settle":
         append(a_log(inner), created())
@@ -297,7 +319,7 @@ def test_T7_a_slot_is_read_again_between_two_syncs(inner: MemoryStorage, storage
 
 
 def test_T7_a_record_that_vanishes_under_a_failed_sync_is_not_called_durable(
-    inner: MemoryStorage, storage: FaultyStorage
+    inner: Storage, storage: FaultyStorage
 ) -> None:
     append(a_log(inner), created())
     log = a_log(storage)
@@ -311,7 +333,7 @@ def test_T7_a_record_that_vanishes_under_a_failed_sync_is_not_called_durable(
         append(log, created())
 
 
-def test_A2_nothing_is_refused_on_an_old_prefix(inner: MemoryStorage, storage: FaultyStorage) -> None:
+def test_A2_nothing_is_refused_on_an_old_prefix(inner: Storage, storage: FaultyStorage) -> None:
     """The listing shows a run that is not ready; the commit counts all the same."""
     HandLog(inner).add(*LIVE, opened(B), committed(1, 3))
     hidden = storage.hide(last=3)
@@ -320,7 +342,7 @@ def test_A2_nothing_is_refused_on_an_old_prefix(inner: MemoryStorage, storage: F
     assert a_log(inner).replay().tip == save(1, 5)
 
 
-def test_A2_a_refusal_is_final_only_if_no_later_state_can_accept(inner: MemoryStorage) -> None:
+def test_A2_a_refusal_is_final_only_if_no_later_state_can_accept(inner: Storage) -> None:
     hand, log = HandLog(inner), a_log(inner)
     hand.add(*START)
     with pytest.raises(Conflict, match="not ready") as caught:
@@ -337,7 +359,7 @@ def test_A2_a_refusal_is_final_only_if_no_later_state_can_accept(inner: MemorySt
     assert fenced.value.fields["final"] is True
 
 
-def test_A2_build_does_not_give_up_on_an_old_prefix(inner: MemoryStorage, storage: FaultyStorage) -> None:
+def test_A2_build_does_not_give_up_on_an_old_prefix(inner: Storage, storage: FaultyStorage) -> None:
     HandLog(inner).add(*LIVE)
     hidden = storage.hide(last=1)
 
@@ -350,14 +372,14 @@ def test_A2_build_does_not_give_up_on_an_old_prefix(inner: MemoryStorage, storag
     assert hidden.fired
 
 
-def test_A2_an_error_while_reading_on_is_no_refusal(inner: MemoryStorage, storage: FaultyStorage) -> None:
+def test_A2_an_error_while_reading_on_is_no_refusal(inner: Storage, storage: FaultyStorage) -> None:
     HandLog(inner).add(*START)
     storage.fail_before("get", "4.json")
     with pytest.raises(Unavailable):
         append(a_log(storage), committed(1, 5))
 
 
-def test_A3_a_lost_answer_is_found_out(inner: MemoryStorage, storage: FaultyStorage) -> None:
+def test_A3_a_lost_answer_is_found_out(inner: Storage, storage: FaultyStorage) -> None:
     storage.fail_after("put", "1.json")
     append(a_log(storage), created())
     storage.assert_all_fired()
@@ -365,9 +387,7 @@ def test_A3_a_lost_answer_is_found_out(inner: MemoryStorage, storage: FaultyStor
     assert kinds(inner) == ["create"]
 
 
-def test_A3_the_same_bytes_go_into_the_same_slot_until_it_is_filled(
-    inner: MemoryStorage, storage: FaultyStorage
-) -> None:
+def test_A3_the_same_bytes_go_into_the_same_slot_until_it_is_filled(inner: Storage, storage: FaultyStorage) -> None:
     HandLog(inner).add(*LIVE)
     puts: list[tuple[str, bytes]] = []
     real = inner.put
@@ -385,7 +405,7 @@ def test_A3_the_same_bytes_go_into_the_same_slot_until_it_is_filled(
     assert puts[0][0] == slot(5)
 
 
-def test_A3_a_put_that_lands_late_is_found(inner: MemoryStorage, storage: FaultyStorage) -> None:
+def test_A3_a_put_that_lands_late_is_found(inner: Storage, storage: FaultyStorage) -> None:
     HandLog(inner).add(*LIVE)
     log = a_log(storage)
     late = storage.delay_put(slot(5))
@@ -396,7 +416,7 @@ def test_A3_a_put_that_lands_late_is_found(inner: MemoryStorage, storage: Faulty
     assert kinds(inner)[4:] == [committed(1, 5).rid]
 
 
-def test_A3_the_next_slot_is_not_tried_while_this_one_is_open(inner: MemoryStorage, storage: FaultyStorage) -> None:
+def test_A3_the_next_slot_is_not_tried_while_this_one_is_open(inner: Storage, storage: FaultyStorage) -> None:
     HandLog(inner).add(*LIVE)
     storage.delay_put(slot(5))
     storage.fail_before("put", slot(5), nth=2, times=None)
@@ -405,7 +425,7 @@ def test_A3_the_next_slot_is_not_tried_while_this_one_is_open(inner: MemoryStora
     assert {key for operation, key in storage.history if operation == "put"} == {slot(5)}
 
 
-def test_A3_a_late_put_loses_to_whoever_took_the_slot(inner: MemoryStorage, storage: FaultyStorage) -> None:
+def test_A3_a_late_put_loses_to_whoever_took_the_slot(inner: Storage, storage: FaultyStorage) -> None:
     HandLog(inner).add(*LIVE)
     late = storage.delay_put(slot(5))
     storage.fail_before("put", slot(5), nth=2, times=None)
@@ -416,7 +436,7 @@ def test_A3_a_late_put_loses_to_whoever_took_the_slot(inner: MemoryStorage, stor
     assert kinds(inner)[4:] == [opened(B).rid]
 
 
-def test_A3_a_late_put_that_wins_its_slot_is_the_earlier_write(inner: MemoryStorage, storage: FaultyStorage) -> None:
+def test_A3_a_late_put_that_wins_its_slot_is_the_earlier_write(inner: Storage, storage: FaultyStorage) -> None:
     """It lands between the loss of its answer and another writer, who must go on to the next slot."""
     HandLog(inner).add(*LIVE)
     log, late = a_log(storage), storage.delay_put(slot(5))
@@ -430,7 +450,7 @@ def test_A3_a_late_put_that_wins_its_slot_is_the_earlier_write(inner: MemoryStor
     assert kinds(inner)[4:] == [committed(1, 5).rid, opened(B).rid]
 
 
-def test_A4_a_repeat_finds_its_own_earlier_write(inner: MemoryStorage) -> None:
+def test_A4_a_repeat_finds_its_own_earlier_write(inner: Storage) -> None:
     log = a_log(inner)
     for _ in range(3):
         for body in LIVE:
@@ -439,7 +459,7 @@ def test_A4_a_repeat_finds_its_own_earlier_write(inner: MemoryStorage) -> None:
     assert kinds(inner) == [body.rid for body in LIVE]
 
 
-def test_A4_a_rid_is_accepted_once(inner: MemoryStorage) -> None:
+def test_A4_a_rid_is_accepted_once(inner: Storage) -> None:
     hand = HandLog(inner)
     hand.add(*LIVE, committed(1, 5), committed(1, 5))
     state = a_log(inner).replay()
@@ -447,9 +467,7 @@ def test_A4_a_rid_is_accepted_once(inner: MemoryStorage) -> None:
     assert list(state.void) == [6]
 
 
-def test_A5_when_the_storage_does_not_tell_the_outcome_is_unknown(
-    inner: MemoryStorage, storage: FaultyStorage
-) -> None:
+def test_A5_when_the_storage_does_not_tell_the_outcome_is_unknown(inner: Storage, storage: FaultyStorage) -> None:
     log = a_log(storage)
     storage.fail_after("put", times=None)
     storage.fail_before("get", times=None)
@@ -463,7 +481,7 @@ def test_A5_when_the_storage_does_not_tell_the_outcome_is_unknown(
 
 
 def test_A5_a_storage_that_falls_silent_after_the_put_is_an_unknown_outcome(
-    inner: MemoryStorage, storage: FaultyStorage
+    inner: Storage, storage: FaultyStorage
 ) -> None:
     """The record lies in its slot; that it counts is not known before the log was read on."""
     log = a_log(storage)
@@ -475,7 +493,7 @@ def test_A5_a_storage_that_falls_silent_after_the_put_is_an_unknown_outcome(
     assert kinds(inner) == ["create"]
 
 
-def test_A5_a_short_silence_after_the_put_is_waited_out(inner: MemoryStorage, storage: FaultyStorage) -> None:
+def test_A5_a_short_silence_after_the_put_is_waited_out(inner: Storage, storage: FaultyStorage) -> None:
     storage.fail_before("list", nth=2, times=3)
     append(a_log(storage), created())
     storage.assert_all_fired()
@@ -489,7 +507,7 @@ def test_A5_nothing_was_written_when_the_log_could_not_be_read(storage: FaultySt
     assert storage.calls["put"] == 0
 
 
-def test_A6_the_loser_of_a_slot_goes_on_to_the_next(inner: MemoryStorage, storage: FaultyStorage) -> None:
+def test_A6_the_loser_of_a_slot_goes_on_to_the_next(inner: Storage, storage: FaultyStorage) -> None:
     HandLog(inner).add(*LIVE)
     one, other = a_log(storage), a_log(inner)
     stop = storage.pause("put", slot(5))
@@ -502,7 +520,7 @@ def test_A6_the_loser_of_a_slot_goes_on_to_the_next(inner: MemoryStorage, storag
     assert kinds(inner)[4:] == [opened(B).rid, committed(1, 5).rid]
 
 
-def test_A6_the_loser_is_judged_again(inner: MemoryStorage, storage: FaultyStorage) -> None:
+def test_A6_the_loser_is_judged_again(inner: Storage, storage: FaultyStorage) -> None:
     """Between its judgement and its put a younger generation started: the commit never lands."""
     HandLog(inner).add(*LIVE)
     one, other = a_log(storage), a_log(inner)
@@ -518,15 +536,16 @@ def test_A6_the_loser_is_judged_again(inner: MemoryStorage, storage: FaultyStora
     assert kinds(inner)[4:] == [opened(B).rid, started(2, B).rid]
 
 
-def test_A6_many_writers_that_race_all_get_a_slot(inner: MemoryStorage) -> None:
-    """Eight writers with a log each, and two more that share one: 50 rounds, one record each, none lost."""
+def test_A6_many_writers_that_race_all_get_a_slot(inner: Storage) -> None:
+    """Eight writers with a log each, and two more that share one: in each round one record each, none lost."""
+    rounds = 20 if isinstance(inner, MemoryStorage) else 3
     append(a_log(inner), created())
     shared = a_log(inner)
     logs = [a_log(inner) for _ in range(8)] + [shared, shared]
     barrier = threading.Barrier(len(logs))
 
     def writer(index: int) -> None:
-        for turn in range(20):
+        for turn in range(rounds):
             barrier.wait(DEADLINE_SECONDS)
             append(logs[index], opened(f"{index * 100 + turn:032x}"))
 
@@ -534,12 +553,12 @@ def test_A6_many_writers_that_race_all_get_a_slot(inner: MemoryStorage) -> None:
         for done in [pool.submit(writer, index) for index in range(len(logs))]:
             done.result(DEADLINE_SECONDS)
     state = a_log(inner).replay()
-    assert state.seq == 1 + 20 * len(logs)
+    assert state.seq == 1 + rounds * len(logs)
     assert len(set(kinds(inner))) == state.seq
     assert not state.void
 
 
-def test_A6_the_same_request_from_many_is_one_record(inner: MemoryStorage) -> None:
+def test_A6_the_same_request_from_many_is_one_record(inner: Storage) -> None:
     HandLog(inner).add(*LIVE)
     barrier = threading.Barrier(8)
 
@@ -554,7 +573,7 @@ def test_A6_the_same_request_from_many_is_one_record(inner: MemoryStorage) -> No
     assert kinds(inner)[4:] == [committed(1, 5).rid]
 
 
-def test_A6_a_writer_that_always_loses_gives_up_at_its_deadline(inner: MemoryStorage) -> None:
+def test_A6_a_writer_that_always_loses_gives_up_at_its_deadline(inner: Storage) -> None:
     """And then it is known that nothing of its landed."""
     HandLog(inner).add(*LIVE)
     clock = ManualClock()
@@ -572,14 +591,14 @@ def test_A6_a_writer_that_always_loses_gives_up_at_its_deadline(inner: MemorySto
     assert committed(1, 5).rid not in kinds(inner)
 
 
-def test_an_append_is_bounded_in_calls(inner: MemoryStorage, storage: FaultyStorage) -> None:
+def test_an_append_is_bounded_in_calls(inner: Storage, storage: FaultyStorage) -> None:
     storage.fail_before("put", times=None)
     with pytest.raises(OutcomeUnknown):
         append(a_log(storage), created(), deadline_seconds=30.0)
     assert storage.calls["put"] < 60
 
 
-def test_what_build_raises_ends_the_append(inner: MemoryStorage) -> None:
+def test_what_build_raises_ends_the_append(inner: Storage) -> None:
     def give_up(state: RunState) -> Body:
         raise NotFound("no such thing")
 
@@ -588,7 +607,7 @@ def test_what_build_raises_ends_the_append(inner: MemoryStorage) -> None:
     assert kinds(inner) == []
 
 
-def test_build_sees_each_new_state(inner: MemoryStorage, storage: FaultyStorage) -> None:
+def test_build_sees_each_new_state(inner: Storage, storage: FaultyStorage) -> None:
     """A generation number is taken anew when another one got the slot."""
     hand = HandLog(inner)
     hand.add(created(), opened(A), opened(B))
@@ -610,14 +629,14 @@ def test_build_sees_each_new_state(inner: MemoryStorage, storage: FaultyStorage)
     assert kinds(inner)[3:] == [started(1, A).rid, started(2, B).rid]
 
 
-def test_a_log_is_named_and_placed_by_its_run(inner: MemoryStorage) -> None:
+def test_a_log_is_named_and_placed_by_its_run(inner: Storage) -> None:
     make: Callable[[str], RunLog] = lambda run: RunLog(inner, run, actor="me")  # noqa: E731
     append(make("one"), created())
     append(make("two"), created())
     assert inner.list("runs") == ["one", "two"]
 
 
-def test_L6_a_wrong_byte_in_the_newest_slot_stops_the_append(inner: MemoryStorage) -> None:
+def test_L6_a_wrong_byte_in_the_newest_slot_stops_the_append(inner: Storage) -> None:
     """Without the sum nobody would notice, and the next record would chain to bytes that are not stored."""
     HandLog(inner).add(*LIVE)
     storage = FaultyStorage(inner)

@@ -13,20 +13,22 @@ from pydantic import ValidationError
 
 from ckptd import layout
 from ckptd.digests import ZERO_SHA256, canonical_json, chunk_count, sha256_hex
+from ckptd.encoding import KINDS, MAX_RECORD_BYTES, decode, encode, record, sealed
 from ckptd.errors import Corrupt
 from ckptd.manifest import Manifest, ManifestRef, ObjectRef, Part
-from ckptd.records import (
-    KINDS,
-    MAX_RECORD_BYTES,
-    Body,
-    CheckpointCommitted,
-    SaveAborted,
-    decode,
-    encode,
-    record,
-    sealed,
+from ckptd.records import Body, CheckpointCommitted, SaveAborted
+from ckptd.upkeep_records import (
+    CheckpointHeld,
+    CheckpointPinned,
+    CheckpointReinstated,
+    CheckpointReleased,
+    CheckpointsPurged,
+    CheckpointsRetired,
+    CheckpointUnpinned,
+    CheckpointVerified,
+    RolledBack,
 )
-from tests.core.by_hand import A, aborted, committed, created, opened, quarantined, ready, save, started
+from tests.core.by_hand import ME, A, aborted, committed, created, opened, quarantined, ready, save, started
 
 SAVE = save(1, 5)
 BODIES: list[Body] = [
@@ -37,6 +39,15 @@ BODIES: list[Body] = [
     committed(1, 5),
     aborted(1, 5),
     quarantined(SAVE),
+    CheckpointReinstated(save=SAVE, who="me", turn=1),
+    RolledBack(to=SAVE, who="me"),
+    CheckpointPinned(save=SAVE, who="me"),
+    CheckpointUnpinned(save=SAVE, who="me", turn=1),
+    CheckpointHeld(save=SAVE, who="me"),
+    CheckpointReleased(save=SAVE, who="me", turn=1),
+    CheckpointVerified(save=SAVE, reader=ME),
+    CheckpointsRetired(saves=(SAVE,)),
+    CheckpointsPurged(saves=(SAVE,)),
 ]
 
 
@@ -159,7 +170,7 @@ def test_rids_are_derived() -> None:
     assert ready(2, A).rid == f"ready:{A}:2"
     assert committed(1, 5).rid == f"commit:{SAVE}:{sha256_hex(b'x')}"
     assert aborted(1, 5).rid == f"abort:{SAVE}"
-    assert quarantined(SAVE).rid == f"quarantine:{SAVE}"
+    assert quarantined(SAVE).rid == f"quarantine:{SAVE}:0"
 
 
 # Manifests

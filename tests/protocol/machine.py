@@ -17,7 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from ckptd import layout
 from ckptd.complete import glance
 from ckptd.errors import Conflict, Corrupt, Fenced, Unavailable
-from ckptd.history import lineage, resume_point
+from ckptd.lineage import lineage, resume_point
 from ckptd.log import RunLog
 from ckptd.records import Damage
 from ckptd.state import RunState
@@ -356,7 +356,7 @@ class Run(RuleBasedStateMachine):
                 raise Unavailable("not confirmed: nothing was promised")
             return True
 
-        if self.request(actor, f"quarantine:{save}", call):
+        if self.request(actor, f"quarantine:{save}:0", call):
             assert save in self.damaged, "I19: a whole checkpoint was quarantined"
 
     # Questions.

@@ -7,16 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from ckptd import history, layout
+from ckptd import history, layout, lineage
+from ckptd.encoding import sealed
 from ckptd.errors import Unavailable
-from ckptd.history import Verdict
 from ckptd.manifest import Manifest
-from ckptd.records import Body, sealed
+from ckptd.records import Body
 from ckptd.state import Checkpoint, RunState
 from ckptd.storage.local import LocalStorage
 from ckptd.storage.memory import MemoryStorage
 from ckptd.testing.auditor import Auditor
 from ckptd.testing.faulty import FaultyStorage
+from ckptd.verdicts import ACCEPTED, Verdict
 from ckptd.wire import CommitRequest
 from tests.core.by_hand import (
     LIVE,
@@ -54,7 +55,7 @@ def credulous(monkeypatch: pytest.MonkeyPatch) -> None:
     """A reader that lets every record count, so that the auditor sees what no rule would let through."""
 
     def believe(state: RunState, body: Body) -> Verdict:
-        return history.ACCEPTED
+        return ACCEPTED
 
     monkeypatch.setattr(history, "judge", believe)
 
@@ -197,7 +198,7 @@ def test_I16_a_reader_that_resumes_from_the_highest_step(monkeypatch: pytest.Mon
     def highest(state: RunState) -> Checkpoint | None:
         return max(state.checkpoints.values(), key=lambda c: c.step, default=None)
 
-    monkeypatch.setattr(history, "resume_point", highest)
+    monkeypatch.setattr(lineage, "resume_point", highest)
     assert "I16" in log_rules(*LIVE, committed(1, 5), committed(1, 6), quarantined(save(1, 6)))
 
 

@@ -13,25 +13,20 @@ import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from ckptd import answers, history, layout, ledger
+from ckptd import answers, history, layout, ledger, lineage, starting
 from ckptd import log as log_module
 from ckptd.digests import sha256_hex
+from ckptd.encoding import encode, record
 from ckptd.errors import CkptdError, Conflict, Corrupt, Fenced, OutcomeUnknown, Unavailable
-from ckptd.history import ACCEPTED, Verdict
 from ckptd.log import RunLog
-from ckptd.records import (
-    Body,
-    CheckpointCommitted,
-    CheckpointQuarantined,
-    GenerationStarted,
-    encode,
-    record,
-)
+from ckptd.records import Body, CheckpointCommitted, GenerationStarted
 from ckptd.state import Checkpoint, RunState
 from ckptd.storage.memory import MemoryStorage
 from ckptd.testing.auditor import Auditor
 from ckptd.testing.faulty import FaultyStorage
-from ckptd.wire import CommitRequest
+from ckptd.upkeep_records import CheckpointQuarantined
+from ckptd.verdicts import ACCEPTED, Verdict
+from ckptd.wire import BeginRequest, CommitRequest
 from tests.core.by_hand import (
     ME,
     RUN,
@@ -217,7 +212,7 @@ def judged_only_before(patch: Patch) -> None:
 
 
 def _resume_from(patch: Patch, choose: Callable[[RunState], Checkpoint | None]) -> None:
-    for module in (history, ledger, answers):
+    for module in (history, ledger, answers, lineage, starting):
         patch.setattr(module, "resume_point", lambda state, seen=None: choose(state))
 
 
@@ -261,15 +256,15 @@ def quarantine_alone(patch: Patch) -> None:
 
 def start_from_nothing(patch: Patch) -> None:
     """With no valid checkpoint left the run is taken for a new one."""
-    start = ledger.Ledger._start
+    start = starting.start_body
 
-    def anew(self: ledger.Ledger, run: str, state: RunState, request: object) -> GenerationStarted:
+    def anew(run: str, state: RunState, request: BeginRequest) -> GenerationStarted:
         try:
-            return start(self, run, state, request)  # type: ignore[arg-type]
+            return start(run, state, request)
         except Corrupt:
             return GenerationStarted(generation=len(state.generations) + 1, attempt=B, world=2, resume_from=None)
 
-    patch.setattr(ledger.Ledger, "_start", anew)
+    patch.setattr(ledger, "start_body", anew)
     _let_pass(patch, GenerationStarted)
 
 
