@@ -1,7 +1,8 @@
 """Stored bytes, checked against what was committed, before anybody uses them.
 
 `read_verified` is how a trainer loads, `observe` how a scrub looks for damage, `read_manifest` how both find
-the objects. Errors that say nothing about the bytes (`Unavailable`) pass through unchanged.
+the objects. Errors that say nothing about the bytes (`Unavailable`) pass through unchanged, but for one: a medium
+that answers and does not give the bytes of this object (EIO), twice, has lost them.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from pydantic import ValidationError
 
 from ckptd import layout
 from ckptd.digests import PAYLOAD_DIGEST, chunk_digest, sha256_hex
-from ckptd.errors import Corrupt, Invalid, NotFound
+from ckptd.errors import Corrupt, Invalid, NotFound, Unavailable
 from ckptd.manifest import FORMAT, Manifest, ManifestRef, ObjectRef
 from ckptd.records import Damage
 from ckptd.storage.base import Reader, Storage
@@ -45,6 +46,8 @@ def read_verified(storage: Storage, ref: ObjectRef, buffer: memoryview, *, threa
                     pool.shutdown(cancel_futures=True)
     except NotFound as error:
         raise _error(_missing(ref)) from error
+    except Unavailable as error:
+        raise _error(_lost(storage, ref, error)) from error
 
 
 def observe(storage: Storage, ref: ObjectRef, *, fresh: bool = True) -> Damage | None:
@@ -58,6 +61,8 @@ def observe(storage: Storage, ref: ObjectRef, *, fresh: bool = True) -> Damage |
             return next(_damages(reader, ref), None)
     except NotFound:
         return _missing(ref)
+    except Unavailable as error:
+        return _lost(storage, ref, error)
 
 
 def _damages(reader: Reader, ref: ObjectRef) -> Iterator[Damage]:
@@ -75,7 +80,12 @@ def _damages(reader: Reader, ref: ObjectRef) -> Iterator[Damage]:
 
 def _read_chunk(reader: Reader, ref: ObjectRef, index: int, target: memoryview) -> Damage | None:
     try:
-        reader.read_into(index * ref.chunk_bytes, target)
+        try:
+            reader.read_into(index * ref.chunk_bytes, target)
+        except Unavailable as error:
+            if not _is_io_error(error):
+                raise
+            reader.read_into(index * ref.chunk_bytes, target)
         observed = chunk_digest(target)
     except Corrupt as error:  # it was cut short after it was opened
         observed = error.message[:1000]
@@ -91,6 +101,20 @@ def _wrong_size(reader: Reader, ref: ObjectRef) -> Damage | None:
 
 def _missing(ref: ObjectRef) -> Damage:
     return Damage(object=ref.key, chunk=None, expected=f"{ref.size} bytes", observed="missing")
+
+
+def _is_io_error(error: Unavailable) -> bool:
+    return error.fields.get("errno") == "EIO"
+
+
+def _lost(storage: Storage, ref: ObjectRef | ManifestRef, error: Unavailable) -> Damage:
+    """An object that cannot be read on a storage that can: damage. Any other error is raised as it is."""
+    if not _is_io_error(error):
+        raise error
+    storage.check_root()
+    return Damage(
+        object=ref.key, chunk=None, expected=f"{ref.size} bytes", observed=f"not readable: {error.message}"[:1000]
+    )
 
 
 def _raise_if(damage: Damage | None) -> None:
@@ -113,6 +137,8 @@ def read_manifest(storage: Storage, ref: ManifestRef) -> Manifest:
         data = storage.get(ref.key, ref.size)
     except NotFound as error:
         raise _manifest_error(ref, "a manifest", "missing") from error
+    except Unavailable as error:
+        raise _error(_lost(storage, ref, error)) from error
     except Corrupt as error:
         raise _manifest_error(ref, f"{ref.size} bytes", error.message) from error
     if len(data) != ref.size:
@@ -151,6 +177,8 @@ def check_size(storage: Storage, ref: ObjectRef) -> None:
         found = storage.size(ref.key)
     except NotFound as error:
         raise _error(_missing(ref)) from error
+    except Unavailable as error:
+        raise _error(_lost(storage, ref, error)) from error
     if found != ref.size:
         raise _error(Damage(object=ref.key, expected=f"{ref.size} bytes", observed=f"{found} bytes"))
 

@@ -275,3 +275,75 @@ def test_a_manifest_of_a_younger_version_asks_for_another_ckptd() -> None:
 def test_an_unreachable_manifest_is_no_damage(tmp_path: Path) -> None:
     with pytest.raises(NotInitialised):
         read_manifest(LocalStorage(tmp_path), committed_manifest()[2])
+
+
+# A medium that does not give the bytes.
+
+
+class Sick(MemoryStorage):
+    """One object cannot be read, `times` times; the rest can, while the root answers."""
+
+    def __init__(self, code: str, times: int) -> None:
+        self.error = Unavailable("the drive", errno=code)
+        self.times, self.root = times, True
+        super().__init__()
+
+    def check_root(self) -> str:
+        if not self.root:
+            raise self.error
+        return super().check_root()
+
+    def reader(self, key: str, *, fresh: bool = False) -> MemoryReader:
+        inner, read = super().reader(key, fresh=fresh), MemoryReader.read_into
+
+        def read_into(offset: int, buffer: memoryview) -> None:
+            if self.times > 0:
+                self.times -= 1
+                raise self.error
+            read(inner, offset, buffer)
+
+        inner.read_into = read_into  # type: ignore[method-assign]
+        return inner
+
+
+def sick(code: str, *, times: int = 10**6, root: bool = True) -> Sick:
+    storage = Sick(code, times)
+    storage.put(KEY, [DATA], len(DATA))
+    storage.root = root
+    return storage
+
+
+def test_D4_an_object_that_cannot_be_read_is_damaged() -> None:
+    with pytest.raises(Corrupt, match="not readable") as caught:
+        read(sick("EIO"), ref_of(DATA))
+    assert damage_of(caught.value) is not None
+    found = observe(sick("EIO"), ref_of(DATA))
+    assert found is not None
+    assert "not readable" in found.observed
+
+
+def test_D4_one_error_is_read_again() -> None:
+    assert read(sick("EIO", times=1), ref_of(DATA), threads=1) == DATA
+    assert observe(sick("EIO", times=1), ref_of(DATA)) is None
+
+
+@pytest.mark.parametrize(("code", "root"), [("ETIMEDOUT", True), ("EACCES", True), ("EIO", False)])
+def test_D4_a_storage_that_cannot_be_read_says_nothing_about_an_object(code: str, root: bool) -> None:
+    with pytest.raises(Unavailable):
+        read(sick(code, root=root), ref_of(DATA))
+    with pytest.raises(Unavailable):
+        observe(sick(code, root=root), ref_of(DATA))
+
+
+def test_D4_a_manifest_that_cannot_be_read_is_damaged(monkeypatch: pytest.MonkeyPatch) -> None:
+    storage = MemoryStorage()
+    ref = ManifestRef(key=layout.manifest_key("r", SAVE, "ab" * 32), size=3, sha256="ab" * 32)
+
+    def get(key: str, max_bytes: int) -> bytes:
+        raise Unavailable("the drive", errno="EIO")
+
+    monkeypatch.setattr(storage, "get", get)
+    monkeypatch.setattr(storage, "size", lambda key: get(key, 0))
+    assert observe_manifest(storage, ref) is not None
+    with pytest.raises(Corrupt):
+        check_size(storage, ref_of(DATA))
