@@ -69,8 +69,7 @@ def probe(
     urls = [url, other or url]
     turns = itertools.cycle(urls)
     bench = Bench(open_one or (lambda: open_storage(next(turns))), layout.new_nonce())
-    facts = facts_of(bench.one)
-    report = Report(bench.one.url, bench.one.check_root(), facts)
+    report = Report(bench.one.url, bench.one.check_root(), {})
     race_in = urls if open_one is None and not url.startswith("memory:") else None
     try:
         for finding in _all(bench, report, racers, rounds, large_bytes, race_in, tell):
@@ -88,9 +87,10 @@ def _all(
 ) -> Iterator[Finding]:
     marker = [*judged("marker", lambda: _marker(bench))]
     yield from marker
-    yield from judge_facts(report.facts)
     if marker[0].verdict == "unfit":
         return
+    tell("facts")
+    yield from judged("facts", lambda: _told_facts(bench, report))
     tell("permissions")
     yield from access(bench)
     if any(finding.name in ("put", "get", "list") for finding in report.unfit):
@@ -123,6 +123,11 @@ def _marker(bench: Bench) -> Finding:
             "marker", f"two looks found two storages: {one} and {other}", "Look which drives are mounted there."
         )
     return ok("marker", f"storage {one}")
+
+
+def _told_facts(bench: Bench, report: Report) -> Iterator[Finding]:
+    report.facts.update(facts_of(bench.one))
+    yield from judge_facts(report.facts)
 
 
 def _affordable(size: int, facts: dict[str, str]) -> int:

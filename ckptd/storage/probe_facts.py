@@ -26,27 +26,27 @@ CLOCK_SECONDS = 5.0
 
 @runtime_checkable
 class ProbeFacts(Protocol):
-    """A storage may tell what it knows about itself; every key is optional, every value is text for a person.
+    """A storage may tell what it knows about itself; every fact is optional, every value is text for a person.
 
     `kind`, `publish` (how an object is created exclusively), `server`, `file_system`, `mount_options`,
     `mounted_from`, `free_bytes`, `total_bytes`, `clock_offset_seconds` (the storage's clock minus this machine's),
-    `checksums` ("refused" if a wrong one is; else it is shown with a warning), `conditional_writes` ("ignored" makes
-    the storage unfit).
+    `checksums` ("refused" if a wrong one is; else it is shown with a warning), `conditional_parts` (what becomes of
+    an object of parts whose key is taken).
     """
 
-    def facts(self) -> dict[str, str]: ...
+    def facts(self) -> dict[str, str]:
+        """`ckptd doctor` calls it once. What has to be tried is tried below `probe/`, and nothing of it stays."""
 
 
 def facts_of(storage: Storage) -> dict[str, str]:
-    """What the storage tells about itself; for a folder, what the system tells about its mount."""
+    """What the storage tells about itself, see `ProbeFacts`; for a folder, what the system tells about its mount."""
     root = local_root(storage.url)
     if isinstance(storage, ProbeFacts):
         return storage.facts()
     if root is not None:
         lock = storage.url.endswith("?publish=lock")
         return {**local_facts(root), "publish": "rename under a lock" if lock else "hard link"}
-    kind = storage.url.partition("://")[0]
-    return {"kind": kind, "publish": "conditional put"} if kind == "s3" else {"kind": kind}
+    return {"kind": storage.url.partition("://")[0]}
 
 
 def local_root(url: str) -> Path | None:
@@ -102,11 +102,8 @@ def judge_facts(facts: Mapping[str, str]) -> Iterator[Finding]:
         refused = facts["checksums"] == "refused"
         text = f"wrong checksums are {facts['checksums']}"
         yield ok("checksums", text) if refused else warn("checksums", f"{text}; damage shows when it is read")
-    if "conditional_writes" in facts:
-        if facts["conditional_writes"] == "ignored":
-            yield unfit("conditional writes", "the server ignores If-None-Match and overwrites")
-        else:
-            yield ok("conditional writes", facts["conditional_writes"])
+    if "conditional_parts" in facts:  # told only: such keys hold a nonce, so that no two writers share one
+        yield ok("conditional parts", f"an object of parts whose key is taken is {facts['conditional_parts']}")
 
 
 def _judge_publish(publish: str, facts: Mapping[str, str]) -> Finding:

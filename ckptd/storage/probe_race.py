@@ -153,7 +153,6 @@ def race_threads(bench: Bench, racers: int, rounds: int) -> Finding:
         barrier.wait()
         return attempt(storages[racer], key, racer)
 
-    # One after the other: making many S3 clients at once takes so long that their first requests time out.
     storages = [bench.open_one() for _ in range(racers)]
     with ThreadPoolExecutor(racers, thread_name_prefix="racer") as pool:
         for number in range(rounds):

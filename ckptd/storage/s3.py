@@ -10,13 +10,10 @@ import asyncio
 import hashlib
 import logging
 import os
-import threading
-import weakref
 from base64 import b64encode
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
-from fsspec.asyn import get_loop
 from fsspec.asyn import sync as run_on_loop
 
 from ckptd import layout
@@ -25,35 +22,15 @@ from ckptd.storage.base import Buffer
 from ckptd.storage.files import flat
 from ckptd.storage.keys import check_key
 from ckptd.storage.marker import MAX_MARKER_BYTES, new_marker, no_marker, other_storage, parse_marker
+from ckptd.storage.s3_clients import Connections, one_at_a_time
 from ckptd.storage.s3_errors import FAILURES, Call, as_ckptd, code_and_status
+from ckptd.storage.s3_facts import bucket_facts
 from ckptd.storage.s3_payload import PART_BYTES, Target, part_bytes_for, put_parts, wrong_sum
 from ckptd.storage.s3_reader import S3Reader
-from ckptd.storage.s3_settings import S3Settings, read_settings
+from ckptd.storage.s3_settings import read_settings
 
 T = TypeVar("T")
 _log = logging.getLogger("ckptd.storage")
-
-
-_inherited: list[Any] = []
-
-
-class _Connections:
-    """The clients of one process. They do not survive a fork: a child makes its own, and must not close what it
-    inherited, because that would silence the parent's event loop, whose epoll it shares."""
-
-    def __init__(self, settings: S3Settings) -> None:
-        self.pid = os.getpid()
-        self.loop = get_loop()
-        self.fs: Any = settings.new_filesystem()
-        self.client: Any = settings.new_client()
-        weakref.finalize(self, _close, self.pid, self.loop, self.fs)
-
-
-def _close(pid: int, loop: Any, fs: Any) -> None:
-    if os.getpid() != pid:
-        _inherited.append(fs)
-    elif fs._s3 is not None:
-        fs.close_session(loop, fs._s3creator)
 
 
 class S3Storage:
@@ -68,8 +45,7 @@ class S3Storage:
         self.url = self.settings.url
         self._part_bytes = part_bytes
         self._uuid: str | None = None
-        self._lock = threading.Lock()
-        self._connections: _Connections | None = None
+        self._connections: Connections | None = None
 
     # The contract
 
@@ -153,6 +129,10 @@ class S3Storage:
         except AlreadyExists:
             _log.debug("another process initialised %s at the same time", self.url)
         return self.check_root()
+
+    def facts(self) -> dict[str, str]:
+        """See `ProbeFacts`. A dozen requests; `ckptd doctor` calls it, no start does."""
+        return bucket_facts(self._target(layout.probe_key(layout.new_nonce(), "facts")))
 
     # Requests
 
@@ -272,16 +252,14 @@ class S3Storage:
                 ) from error
             raise as_ckptd(error, call) from error
 
-    def _connected(self) -> _Connections:
+    def _connected(self) -> Connections:
         found = self._connections
-        if found is not None and found.pid == os.getpid():
-            return found
-        if found is not None:
-            self._lock = threading.Lock()  # after a fork the old one may be held for ever
-        with self._lock:
-            if self._connections is None or self._connections.pid != os.getpid():
-                self._connections = _Connections(self.settings)
-            return self._connections
+        if found is None or found.pid != os.getpid():
+            with one_at_a_time(self.settings):
+                found = self._connections
+                if found is None or found.pid != os.getpid():
+                    found = self._connections = Connections(self.settings)
+        return found
 
     def _target(self, key: str) -> Target:
         return Target(

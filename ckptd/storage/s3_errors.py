@@ -6,6 +6,8 @@ Everything else is `Unavailable` with its first cause, because an error must nev
 
 from __future__ import annotations
 
+import ssl
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +20,7 @@ from botocore.exceptions import (
     ParamValidationError,
     PartialCredentialsError,
 )
+from urllib3.util.ssl_match_hostname import CertificateError
 
 from ckptd.errors import AlreadyExists, CkptdError, Invalid, NotFound, NotInitialised, Unavailable, describe
 
@@ -30,6 +33,7 @@ FAILURES = (
     aiohttp.ClientError,
     urllib3.exceptions.HTTPError,
 )
+_CERTIFICATE = (ssl.SSLCertVerificationError, CertificateError)  # the second one is urllib3's, for another host's
 _PERMISSIONS = {
     "put": "s3:PutObject",
     "get": "s3:GetObject",
@@ -140,8 +144,25 @@ def _no_answer(error: BaseException, call: Call, fields: dict[str, Any]) -> Ckpt
             do="Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE.",
             **fields,
         )
+    if any(isinstance(cause, _CERTIFICATE) for cause in _causes(error)):
+        return Unavailable(
+            f"{call} failed: the server's certificate is not accepted: {describe(error)}",
+            do="Set AWS_CA_BUNDLE to the file (PEM) of the authority that signed the server's certificate, and use "
+            "the name in the certificate as the host in AWS_ENDPOINT_URL.",
+            **fields,
+        )
     return Unavailable(
         f"{call} failed without an answer: {describe(error)}",
         do="Check that the endpoint is up and reachable (AWS_ENDPOINT_URL), then retry.",
         **fields,
     )
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    """The error and what it came from, by either of Python's two chains."""
+    seen: set[int] = set()
+    cause: BaseException | None = error
+    while cause is not None and id(cause) not in seen:
+        seen.add(id(cause))
+        yield cause
+        cause = cause.__cause__ or cause.__context__

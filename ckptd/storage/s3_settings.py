@@ -6,22 +6,28 @@ endpoint and credentials in its own environment, as with every other S3 tool.
 
 from __future__ import annotations
 
+import inspect
 import os
 import re
+import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
+import aiobotocore
+import aiohttp
 import botocore.loaders
 import botocore.session
 import s3fs
+from aiobotocore.config import AioConfig
+from aiobotocore.httpsession import AIOHTTPSession
 from aiobotocore.session import AioSession
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError
 
-from ckptd.errors import Invalid
+from ckptd.errors import Invalid, describe
 from ckptd.storage.keys import check_key
 
 DEADLINE_SECONDS = 40.0  # losers of a race for a key may wait for many seconds: not less than 30
@@ -116,7 +122,7 @@ class S3Settings:
             endpoint_url=self.endpoint,
             session=with_models(AioSession()),
             client_kwargs=self.client_kwargs(),
-            config_kwargs=self.config(),
+            config_kwargs={**self.config(), "http_session_cls": SendsOnce},
             # Its listing cache never expires and hides what others write, even from reads; its instances are
             # shared by all who ask with the same arguments.
             use_listings_cache=False,
@@ -125,6 +131,16 @@ class S3Settings:
         )
         fs.retries = 1  # the number of tries; s3fs repeats on top of the SDK
         return fs
+
+
+class SendsOnce(AIOHTTPSession):  # type: ignore[misc]  # it has no types
+    """Sends each request once. aiohttp repeats a PUT by itself where a kept connection breaks; a create that is
+    repeated is told "taken" because of its own success."""
+
+    async def _get_session(self, proxy_url: str | None) -> aiohttp.ClientSession:
+        session: aiohttp.ClientSession = await super()._get_session(proxy_url)
+        session._retry_connection = False  # the only switch it has; check_sdk looks whether it is there
+        return session
 
 
 def with_models(session: Any) -> Any:
@@ -136,7 +152,15 @@ def with_models(session: Any) -> Any:
 
 @cache
 def check_sdk() -> None:
-    """`Invalid` if the installed SDK knows no create-if-absent, which s3fs would then drop silently."""
+    """`Invalid` if the installed SDK knows no create-if-absent, which s3fs would then drop silently, or if it cannot
+    be told to send a request once."""
+    switch = "_retry_connection" in getattr(aiohttp.ClientSession, "ATTRS", ())
+    if not switch or "http_session_cls" not in inspect.signature(AioConfig).parameters:
+        raise Invalid(
+            f"the installed aiohttp {aiohttp.__version__} with aiobotocore {aiobotocore.__version__} may send a put "
+            "twice: there is no switch against it",
+            do="Install versions that were tested: pip install -U 'ckptd[s3]'.",
+        )
     model = with_models(botocore.session.Session()).get_service_model("s3")
     for operation in ("PutObject", "CompleteMultipartUpload"):
         if "IfNoneMatch" not in model.operation_model(operation).input_shape.members:
@@ -170,6 +194,9 @@ def read_settings(url: str, env: Mapping[str, str] | None = None) -> S3Settings:
         raise Invalid(
             f"the S3 endpoint {endpoint!r} is not allowed: expected http(s)://host", field="AWS_ENDPOINT_URL"
         )
+    ca_bundle = names.get("AWS_CA_BUNDLE") or None
+    if ca_bundle:
+        _check_bundle(ca_bundle)
     wanted_style = (profile.get("s3") or {}).get("addressing_style")
     region = names.get("AWS_REGION") or names.get("AWS_DEFAULT_REGION") or profile.get("region")
     return S3Settings(
@@ -180,11 +207,23 @@ def read_settings(url: str, env: Mapping[str, str] | None = None) -> S3Settings:
         region=region or "us-east-1",
         # Own servers rarely have a DNS name for every bucket.
         addressing=wanted_style or ("path" if endpoint else "auto"),
-        ca_bundle=names.get("AWS_CA_BUNDLE") or None,
+        ca_bundle=ca_bundle,
         credentials=None
         if env is None
         else (env.get("AWS_ACCESS_KEY_ID"), env.get("AWS_SECRET_ACCESS_KEY"), env.get("AWS_SESSION_TOKEN")),
     )
+
+
+def _check_bundle(path: str) -> None:
+    """Look now: below, the one library would tell it as a server that is away, and the other one differently."""
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(path)
+    except OSError as error:
+        raise Invalid(
+            f"AWS_CA_BUNDLE cannot be used: expected a file of certificates (PEM), {path!r} gives {describe(error)}",
+            do="Set it to the file of the authority that signed the server's certificate, or unset it.",
+            field="AWS_CA_BUNDLE",
+        ) from error
 
 
 def _profile() -> dict[str, Any]:

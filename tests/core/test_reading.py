@@ -16,8 +16,11 @@ from ckptd.errors import Corrupt, Invalid, NotFound, NotInitialised, Unavailable
 from ckptd.manifest import Manifest, ManifestRef, ObjectRef, Part
 from ckptd.reading import check_size, damage_of, observe, observe_manifest, read_manifest, read_verified
 from ckptd.records import Damage
+from ckptd.storage import open_storage
+from ckptd.storage.base import Storage
 from ckptd.storage.local import LocalStorage
 from ckptd.storage.memory import MemoryReader, MemoryStorage
+from tests.homes import unmounted
 
 SAVE = "g00000001-000000000007-a1"
 KEY = layout.payload_key("r", SAVE, 0, "ab" * 8)
@@ -37,7 +40,7 @@ def holding(data: bytes) -> MemoryStorage:
     return storage
 
 
-def read(storage: MemoryStorage | LocalStorage, ref: ObjectRef, threads: int = 2) -> bytes:
+def read(storage: Storage, ref: ObjectRef, threads: int = 2) -> bytes:
     buffer = bytearray(ref.size)
     read_verified(storage, ref, memoryview(buffer), threads=threads)
     return bytes(buffer)
@@ -52,9 +55,8 @@ def test_what_was_written_is_read(size: int, threads: int) -> None:
     assert observe(storage, ref) is None
 
 
-def test_from_a_drive(tmp_path: Path) -> None:
-    storage = LocalStorage(tmp_path)
-    storage.initialise()
+def test_from_a_drive(home: str) -> None:
+    storage = open_storage(home)
     storage.put(KEY, [DATA[:300], DATA[300:]], len(DATA))
     assert read(storage, ref_of(DATA)) == DATA
     assert observe(storage, ref_of(DATA)) is None
@@ -144,11 +146,12 @@ def test_trouble_that_is_no_damage_passes_through(when: str) -> None:
             call()
 
 
-def test_a_drive_that_is_not_mounted_is_no_damage(tmp_path: Path) -> None:
-    storage = LocalStorage(tmp_path)
-    for call in (lambda: read(storage, ref_of(DATA)), lambda: observe(storage, ref_of(DATA))):
-        with pytest.raises(NotInitialised):
-            call()
+def test_a_drive_that_is_not_mounted_is_no_damage(home: str) -> None:
+    storage = open_storage(home)
+    with unmounted(home):
+        for call in (lambda: read(storage, ref_of(DATA)), lambda: observe(storage, ref_of(DATA))):
+            with pytest.raises(NotInitialised):
+                call()
 
 
 def test_observe_asks_for_the_medium() -> None:

@@ -119,11 +119,13 @@ class Scene:
                 path.unlink()
 
     def random_flip(self, chance: random.Random) -> Flip:
-        """Kinds of files first, for most bytes are payload."""
+        """Mostly in what a start reads. Kinds of files first, for most bytes are payload."""
+        read = chance.random() < 0.95
         kinds: dict[str, list[Path]] = {}
         for path in self.files:
-            kinds.setdefault(Flip(path, 0, 0).kind, []).append(path)
-        path = chance.choice(kinds[chance.choice(["log", "manifest", "payload", "payload", "part manifest"])])
+            if (path in self.needed) == read:
+                kinds.setdefault(Flip(path, 0, 0).kind, []).append(path)
+        path = chance.choice(kinds[chance.choice(sorted(kinds))])
         return Flip(path, chance.randrange(path.stat().st_size), chance.randrange(8))
 
 

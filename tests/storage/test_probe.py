@@ -552,20 +552,21 @@ class Telling(Through):
             "server": "127.0.0.1:9",
             "publish": "conditional put",
             "checksums": "stored, not verified",
-            "conditional_writes": "ignored",
+            "conditional_parts": "overwritten",
             "clock_offset_seconds": "-90.5",
         }
 
 
 def test_a_storage_tells_its_own_facts() -> None:
     report = probed(Telling)
-    assert (report.tier, names_unfit(report)) == ("conditional put", {"conditional writes"})
-    assert {"checksums": "warn", "clock": "warn", "medium": "ok"}.items() <= verdicts(report).items()
+    assert (report.tier, names_unfit(report)) == ("conditional put", set())
+    told = {"checksums": "warn", "clock": "warn", "medium": "ok", "conditional parts": "ok"}
+    assert told.items() <= verdicts(report).items()
     assert facts_of(Through(MemoryStorage())) == {"kind": "broken"}
 
 
 def test_good_facts_are_ok() -> None:
-    facts = {"kind": "S3", "checksums": "refused", "conditional_writes": "honoured", "free_bytes": str(2**40)}
+    facts = {"kind": "S3", "checksums": "refused", "conditional_parts": "refused", "free_bytes": str(2**40)}
     assert {finding.verdict for finding in judge_facts(facts)} == {"ok"}
     assert {finding.verdict for finding in (judge_clock(None), judge_clock(0.5))} == {"ok"}
 

@@ -17,12 +17,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from s3fs import S3FileSystem
 
 from ckptd import layout
 from ckptd.errors import AlreadyExists, CkptdError, Corrupt, Invalid, NotFound, NotInitialised, Unavailable
-from ckptd.storage import Storage, init_root, open_storage
+from ckptd.storage import Storage, init_root, open_storage, s3_settings
 from ckptd.storage.s3 import S3Storage
+from ckptd.storage.s3_clients import one_at_a_time
 from ckptd.storage.s3_payload import MAX_PARTS, MIB, WRITER, part_bytes_for
+from ckptd.testing.proxy import Proxy
 from ckptd.testing.seaweed import SeaweedProcess
 from ckptd.testing.storage_contract import KEY, LIMIT, RUN, StorageContract, put, together
 
@@ -290,6 +293,36 @@ def test_a_put_whose_answer_is_lost_is_sent_once_and_open(storage: S3Storage) ->
     assert storage.get(KEY, LIMIT) == b"mine"
 
 
+def test_a_put_on_a_kept_connection_that_breaks_is_sent_once(seaweed: SeaweedProcess, storage: S3Storage) -> None:
+    # Below s3fs, aiohttp repeats a PUT by itself unless it is told not to.
+    with Proxy(seaweed.endpoint) as proxy:
+        wired = S3Storage(storage.url, env={**seaweed.env, "AWS_ENDPOINT_URL": proxy.url})
+        put(wired, f"{RUN}/log/before", b"x")  # the connection is kept
+        proxy.lose_answer("PUT", KEY)
+        with pytest.raises(Unavailable, match="without an answer") as caught:
+            put(wired, KEY, b"mine")
+        assert type(caught.value) is Unavailable
+        assert [method for method, path in proxy.requests if path.endswith(KEY)] == ["PUT"]
+        assert storage.get(KEY, LIMIT) == b"mine"
+        put(wired, f"{RUN}/log/after", b"x")
+        proxy.assert_all_fired()
+
+
+@pytest.mark.parametrize("missing", ["aiohttp", "aiobotocore"])
+def test_libraries_that_cannot_be_told_to_send_once_are_refused(
+    storage: S3Storage, monkeypatch: pytest.MonkeyPatch, missing: str
+) -> None:
+    if missing == "aiohttp":
+        monkeypatch.setattr("aiohttp.ClientSession.ATTRS", frozenset())
+    else:
+        monkeypatch.setattr(s3_settings, "AioConfig", lambda **options: options)
+    s3_settings.check_sdk.cache_clear()
+    with pytest.raises(Invalid, match="may send a put twice"):
+        storage.settings.new_filesystem()
+    monkeypatch.undo()
+    s3_settings.check_sdk()
+
+
 def test_bytes_changed_on_their_way_are_not_stored(storage: S3Storage) -> None:
     storage.check_root()
 
@@ -504,10 +537,50 @@ def test_a_storage_inherited_by_fork_makes_its_own_connections(storage: S3Storag
     assert storage.list(f"{RUN}/log") == [KEY.rpartition("/")[2]]
 
 
+def test_many_storages_opened_at_once_are_made_in_turn(storage: S3Storage, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Made all at once, their clients keep the one event loop from the requests that are on their way.
+    settings = type(storage.settings)
+    making: list[int] = []
+    together_most = [0]
+    barrier = threading.Barrier(32)
+    real_filesystem, real_session = settings.new_filesystem, S3FileSystem.set_session
+
+    def new_filesystem(of: Any) -> Any:
+        making.append(1)
+        together_most[0] = max(together_most[0], len(making))
+        return real_filesystem(of)
+
+    async def set_session(fs: Any, *arguments: Any, **options: Any) -> Any:
+        first = fs._s3 is None
+        made = await real_session(fs, *arguments, **options)
+        if first:
+            making.pop()
+        return made
+
+    monkeypatch.setattr(settings, "new_filesystem", new_filesystem)
+    monkeypatch.setattr(S3FileSystem, "set_session", set_session)
+
+    def open_one(_: int) -> str:
+        barrier.wait(60)
+        return S3Storage(storage.url).check_root()
+
+    with ThreadPoolExecutor(32) as pool:
+        assert set(pool.map(open_one, range(32))) == {storage.check_root()}
+    assert (together_most, making) == ([1], [])
+
+
+def test_waiting_for_others_that_open_storages_has_a_deadline(storage: S3Storage) -> None:
+    hasty = S3Storage(f"{storage.url}?deadline_seconds=0.2")
+    with one_at_a_time(storage.settings), pytest.raises(Unavailable, match="was not opened"):
+        hasty.check_root()
+    assert S3Storage(storage.url).check_root() == storage.check_root()
+
+
 def test_one_storage_from_many_threads_makes_one_connection(storage: S3Storage) -> None:
     made = []
     real = type(storage.settings).new_client
     barrier = threading.Barrier(8)
+    fresh = S3Storage(storage.url)
 
     def counted(settings: Any) -> Any:
         made.append(os.getpid())
@@ -516,9 +589,10 @@ def test_one_storage_from_many_threads_makes_one_connection(storage: S3Storage) 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(type(storage.settings), "new_client", counted)
 
-        def connect(_: int) -> object:
+        def connect(_: int) -> tuple[object, object]:
             barrier.wait(60)
-            return storage._connected()
+            here = fresh._connected()
+            return here, here.client
 
         with ThreadPoolExecutor(8) as pool:
             assert len(set(pool.map(connect, range(8)))) == 1
