@@ -40,7 +40,7 @@ cover: $(STAMP)  ## The tests with line and branch coverage, child processes inc
 	$(PY) -m coverage combine --quiet
 	$(PY) -m coverage report --skip-covered
 
-image-check:  ## Build the service image without a container engine and run it (as root, 1 GB in /tmp)
+image-check:  ## Build both images without a container engine and run them (as root, 4 GB in /tmp)
 	python3 scripts/image_check.py
 
 format: $(STAMP)  ## Bring the code into the house style

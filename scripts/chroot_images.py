@@ -13,13 +13,14 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 TOOLS = {"buildah": "buildah", "debootstrap": "debootstrap", "setpriv": "util-linux", "unshare": "util-linux"}
 BASE = "localhost/ckptd-image-check/python:3.11-slim-bookworm"
+UID = 10001  # of the user in both images
 STORE_WORDS = 5  # `buildah` and where its store is
 
 
@@ -81,6 +82,22 @@ class Images:
         """Entrypoint, command and environment, as the image says."""
         found: dict[str, Any] = json.loads(self.buildah("inspect", "--type", "image", image))["Docker"]["config"]
         return found
+
+    def hardened(self, mounted: str, folders: Mapping[str, Path]) -> list[str | Path]:
+        """Words before a program's variables and words that run it as docker-compose.yml asks for: the image mounted
+        at `mounted` as a read-only root with a tmpfs on /tmp, `folders` at their names in it, no capabilities, a user
+        that is not root, and as process 1. The network is the machine's own."""
+        lines = ["set -eu", f"mount --bind {mounted} {mounted}", f"mount -o remount,bind,ro {mounted}"]
+        lines += [f"mount -t tmpfs -o mode=1777 tmpfs {mounted}/tmp", f"mount -t proc proc {mounted}/proc"]
+        lines += [f"mount --bind {path} {mounted}/{name}" for name, path in folders.items()]
+        for file in ("/dev/null", "/dev/urandom", "/etc/hosts"):
+            Path(mounted, file[1:]).touch()  # the place to mount it on
+            lines.append(f"mount --bind {file} {mounted}{file}")
+        drop = "--clear-groups --no-new-privs --bounding-set=-all --inh-caps=-all"
+        lines.append(f'exec chroot {mounted} setpriv --reuid {UID} --regid {UID} {drop} -- env -i "$@"')
+        inside = self.folder / f"inside-{len(list(self.folder.glob('inside-*')))}.sh"
+        inside.write_text("\n".join(lines) + "\n")
+        return ["unshare", "--mount", "--pid", "--fork", "--kill-child", "--ipc", "--uts", "sh", inside]
 
     def clean_up(self) -> None:
         for words in (["umount", "--all"], ["rm", "--all"], ["rmi", "--all", "--force"]):

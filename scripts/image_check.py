@@ -1,9 +1,9 @@
-"""`make image-check`: builds the service image and runs it, on a machine without a container engine or a registry.
+"""`make image-check`: builds both images and runs them, on a machine without a container engine or a registry.
 
 The base image is a stand-in, a small Debian 12 with Python 3.11 made by debootstrap; buildah builds the Dockerfile on
-it with `--isolation chroot`. Then the image's own command runs twice over: with `buildah run` as it is, and in
-namespaces of its own with a read-only root, without capabilities and as process 1, as docker-compose.yml asks for.
-Needs root, and about 1 GB (4 GB with --trainer) in the temporary folder, which is empty again at the end.
+it with `--isolation chroot`. Then the images' own commands run: the service's with `buildah run` as it is, both in
+namespaces of their own with a read-only root, without capabilities and as process 1, as docker-compose.yml asks for.
+Needs root, and about 4 GB (1 GB with --service-only) in the temporary folder, which is empty again at the end.
 """
 
 from __future__ import annotations
@@ -21,9 +21,8 @@ import tempfile
 import time
 from pathlib import Path
 
-from chroot_images import Images, command, install_tools, say
+from chroot_images import UID, Images, command, install_tools, say
 
-UID = 10001
 TOKEN = "image-check-token"
 START_SECONDS = 60
 
@@ -150,29 +149,7 @@ def check_hardened(check: Check, image: str) -> None:
         "CKPTD_STORAGE=file:///data/ckpts",
     ]
     health = config["Healthcheck"]["Test"]
-    inside = check.folder / "inside.sh"
-    inside.write_text(
-        "set -eu\n"
-        f"mount --bind {mounted} {mounted}\nmount -o remount,bind,ro {mounted}\n"
-        f"mount -t tmpfs -o mode=1777 tmpfs {mounted}/tmp\nmount -t proc proc {mounted}/proc\n"
-        f"mount --bind {check.folder / 'data'} {mounted}/data\nmount --bind /dev/urandom {mounted}/dev/urandom\n"
-        f"mount --bind /dev/null {mounted}/dev/null\n"
-        f"exec chroot {mounted} setpriv --reuid {UID} --regid {UID} --clear-groups --no-new-privs"
-        ' --bounding-set=-all --inh-caps=-all -- env -i "$@"\n'
-    )
-    for device in ("null", "urandom"):
-        Path(mounted, "dev", device).touch()
-    space: list[str | Path] = [
-        "unshare",
-        "--mount",
-        "--pid",
-        "--fork",
-        "--kill-child",
-        "--ipc",
-        "--uts",
-        "sh",
-        inside,
-    ]
+    space = check.hardened(mounted, {"data": check.folder / "data"})
     probe = (
         "import os, pathlib\n"
         "def writes(p):\n"
@@ -200,32 +177,38 @@ def check_hardened(check: Check, image: str) -> None:
 
 
 def check_trainer(check: Check, image: str) -> None:
-    say("\nThe trainer image")
+    say("\nThe trainer image: read-only root, no capabilities, process 1, on the network of this machine")
     config = check.config(image)
     container = check.buildah("from", "--pull-never", image)
-    data = check.folder / "trainer-data"
-    data.mkdir()
-    os.chown(data, UID, UID)
-    run = [*check.tool, "run", "--isolation", "chroot", "--network", "host", "-v", f"{data}:/data"]
-    found = command(*run, container, "--", "id", "-u", env=check.env).strip()
-    check.holds(f"it runs as uid {UID}", found == str(UID), found)
-    command(*run, container, "--", "ckptd", "init", "file:///data/ckpts", env=check.env)
-    settings = ["-e", "CKPTD_URL=file:///data/ckpts", "-e", "CKPTD_RUN=check"]
+    mounted = check.buildah("mount", container)
+    folders = {name: check.folder / f"trainer-{name}" for name in ("data", "output")}
+    for folder in folders.values():
+        folder.mkdir()
+        os.chown(folder, UID, UID)
+    space = check.hardened(mounted, folders)
+    settings = [*config["Env"], "CKPTD_URL=file:///data/ckpts", "CKPTD_RUN=check"]
+    probe = "import importlib.util as u; print([n for n in ('pip', 'fastapi') if u.find_spec(n)])"
+    found = command(*space, *settings, "python", "-c", probe).strip()
+    check.holds("pip and FastAPI are not importable", found == "[]", found)
+    torchrun = ["python", "-m", "torch.distributed.run", "--standalone", "--local-addr=localhost"]
+    found = command(*space, *settings, *torchrun, "--nproc-per-node=1", "-m", "ckptd_trainer", "--help")
+    check.holds("torch.distributed.run starts ckptd_trainer --help", "--run-name" in found, found[-800:])
+    command(*space, *settings, "ckptd", "init", "file:///data/ckpts")
     # The image's own command, with two ranks and a small training.
     words = [word.replace("per-node=1", "per-node=2") for word in [*config["Entrypoint"], *config["Cmd"]]]
-    words += ["--limit", "200", "--epochs", "1", "--save-every", "1", "--output", "/data/output"]
-    command(*run, *settings, container, "--", *words, env=check.env)
-    listed = json.loads(command(*run, *settings, container, "--", "ckptd", "ls", "check", "--json", env=check.env))
-    check.holds("two ranks under torchrun train and commit checkpoints", len(listed) > 1, listed)
+    command(*space, *settings, *words, "--limit", "200", "--epochs", "1", "--save-every", "1")
+    listed = json.loads(command(*space, *settings, "ckptd", "ls", "check", "--json"))
+    check.holds("its own command, with two ranks, trains and commits checkpoints", len(listed) > 1, listed)
+    owners = {path.stat().st_uid for path in folders["output"].rglob("*")}
+    check.holds(f"what it wrote to /output is of uid {UID}", owners == {UID}, owners)
+    check.buildah("umount", container)
     check.buildah("rm", container)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--trainer", action="store_true", help="build and run the trainer image too")
-    parser.add_argument(
-        "--torch-index", default="", help="for --trainer: where torch comes from (pip's own settings)"
-    )
+    parser.add_argument("--service-only", action="store_true", help="leave the trainer image out")
+    parser.add_argument("--torch-index", default="", help="where torch comes from (default: pip's own settings)")
     parser.add_argument("--mirror", default="", help="Debian mirror for the stand-in (debootstrap's own)")
     chosen = parser.parse_args()
     if os.geteuid() != 0:
@@ -242,7 +225,7 @@ def main() -> int:
             check.build("ckptd/Dockerfile", "localhost/ckptd:check")
             check_with_buildah(check, "localhost/ckptd:check")
             check_hardened(check, "localhost/ckptd:check")
-            if chosen.trainer:
+            if not chosen.service_only:
                 check.build(
                     "trainer/Dockerfile",
                     "localhost/ckptd-trainer:check",

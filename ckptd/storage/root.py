@@ -13,13 +13,16 @@ from ckptd.storage.local import LocalStorage
 from ckptd.storage.memory import MemoryStorage, shared
 
 if TYPE_CHECKING:
+    from ckptd.storage.fsspec_store import FsspecStorage
     from ckptd.storage.s3 import S3Storage
 
+_OTHER_STORES = ("gs", "abfs", "az")
 _MEMORY_NAME = re.compile(r"[A-Za-z0-9._-]{1,128}")
 
 
 def open_storage(url: str) -> Storage:
-    """The storage of a URL: `file:///absolute/path`, plain `/absolute/path`, `s3://bucket/prefix`, or `memory://name`.
+    """The storage of a URL: `file:///absolute/path`, plain `/absolute/path`, `s3://bucket/prefix`,
+    `gs://bucket/prefix`, `abfs://container/prefix` (or `az://`), or `memory://name`.
 
     `?publish=lock` after a path is for drives without hard links (see `LocalStorage`). Every process of a
     run opens its own. `NotInitialised` if the root has no marker, `Invalid` for a URL that cannot be one.
@@ -38,7 +41,14 @@ def init_root(url: str) -> str:
     return _at(url).initialise()
 
 
-def _at(url: str) -> LocalStorage | MemoryStorage | S3Storage:
+def refill_reserve(storage: Storage) -> None:
+    """Keep a little space for records where a full storage could stop them: `ckptd init`, retention and housekeeping
+    call it. Raises what `check_root` does."""
+    if isinstance(storage, LocalStorage):
+        storage.refill_reserve()
+
+
+def _at(url: str) -> LocalStorage | MemoryStorage | S3Storage | FsspecStorage:
     protocol, rest = split_protocol(url)
     path, mark, query = rest.partition("?")
     if protocol in (None, "file"):
@@ -53,7 +63,15 @@ def _at(url: str) -> LocalStorage | MemoryStorage | S3Storage:
         return shared(path)
     if protocol == "s3":
         return _s3(url)
-    raise _refused(url, f"this version stores on file://, s3:// and memory://, found {protocol}://")
+    if protocol in _OTHER_STORES:
+        from ckptd.storage.fsspec_places import open_place  # as for S3
+
+        return open_place(url)
+    raise _refused(
+        url,
+        f"found {protocol}://, and this version stores on file://, s3://, gs://, abfs://, az:// and memory:// only: "
+        "of other stores it is not known whether they create an object only where none is",
+    )
 
 
 def _s3(url: str) -> S3Storage:

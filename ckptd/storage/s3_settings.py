@@ -185,7 +185,10 @@ def read_settings(url: str, env: Mapping[str, str] | None = None) -> S3Settings:
     if parts.fragment or not _PREFIX.fullmatch(prefix):
         raise _refused(url, f"expected a prefix of {_PREFIX.pattern}, found {parts.path!r}")
     if prefix:
-        check_key(prefix)
+        try:
+            check_key(prefix)
+        except Invalid as error:
+            raise _refused(url, error.message) from error
     deadline_seconds = _deadline(url, parts.query)
     names = os.environ if env is None else env
     profile = _profile() if env is None else {}

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import http.client
 import json
 import os
 import re
 import shlex
+import socket
+import ssl
 import subprocess
+import sys
+import time
 import tomllib
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +26,7 @@ from torch.distributed.run import get_args_parser
 
 from ckptd.cli.main import app
 from ckptd.service import settings
+from ckptd.testing.seaweed import SeaweedProcess
 from ckptd_trainer.config import parse_config
 
 ROOT = Path(__file__).parents[2]
@@ -171,6 +179,89 @@ def test_only_the_s3_port_of_the_s3_server_is_open() -> None:
     assert {"-s3.autoCreateBucket=false", "-s3.iam=false", "-master.telemetry=false"} <= set(command)
     assert f"-s3.config={SERVICES['s3']['environment']['S3_CONFIG']}" in command
     assert SERVICES["s3-bucket"]["network_mode"] == "service:s3"
+
+
+class ComposedS3(SeaweedProcess):
+    """The S3 server as the compose file starts it, on free ports, with 127.0.0.2 as the address that others see."""
+
+    others = "127.0.0.2"
+
+    def port(self, server: str, *, grpc: bool = False) -> int:
+        return self._ports[2 * ["s3", "master", "volume", "filer"].index(server) + grpc]
+
+    def _launch(self) -> subprocess.Popen[bytes]:
+        service, folder = SERVICES["s3"], self.folder
+        (folder / "data").mkdir()
+        words = [word.replace("0.0.0.0", self.others) for word in service["command"]]
+        words += [f"-dir={folder / 'data'}", f"-s3.config={folder / 's3.json'}"]  # the last one counts
+        for server in ("s3", "master", "volume", "filer"):
+            words += [f"-{server}.port={self.port(server)}", f"-{server}.port.grpc={self.port(server, grpc=True)}"]
+        path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+        env = {"PATH": path, "HOME": str(folder), **KEYS, "S3_CONFIG": str(folder / "s3.json")}
+        entry = [word.replace("/scripts/", f"{ROOT}/scripts/") for word in service["entrypoint"]]
+        with self.log.open("ab") as log:
+            return subprocess.Popen([*entry, *words], cwd=folder, env=env, stdout=log, stderr=log)
+
+    def _wait_until_ready(self, process: subprocess.Popen[bytes]) -> None:
+        give_up_at = time.monotonic() + 60
+        while not self._is_healthy():
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(0.1)
+                raise self._failed("ended")
+            if time.monotonic() > give_up_at:
+                raise self._failed("was not healthy within 60 s")
+
+    def _is_healthy(self) -> bool:
+        connection = http.client.HTTPConnection(self.others, self.port("s3"), timeout=5)
+        try:
+            connection.request("GET", "/healthz")
+            return connection.getresponse().status == 200
+        except OSError:
+            return False
+        finally:
+            connection.close()
+
+    def listens(self) -> set[tuple[str, int]]:
+        """The addresses and ports of its listening TCP sockets."""
+        own = {os.readlink(fd) for fd in Path(f"/proc/{self.pid}/fd").iterdir() if fd.is_symlink()}
+        rows = [line.split() for line in Path(f"/proc/{self.pid}/net/tcp").read_text().splitlines()[1:]]
+        found = [row[1].split(":") for row in rows if row[3] == "0A" and f"socket:[{row[9]}]" in own]
+        assert "0A" not in {row.split()[3] for row in self._tcp6() if f"socket:[{row.split()[9]}]" in own}
+        return {(str(ip_address(bytes.fromhex(host)[::-1])), int(port, 16)) for host, port in found}
+
+    def _tcp6(self) -> list[str]:
+        return Path(f"/proc/{self.pid}/net/tcp6").read_text().splitlines()[1:]
+
+
+def _speaks_grpc(address: tuple[str, int], tls: ssl.SSLContext | None = None) -> bool:
+    """Whether a client of HTTP/2 is answered, in the clear or by `tls`, as gRPC does before any call."""
+    preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
+    with contextlib.ExitStack() as stack:
+        try:
+            wire: socket.socket = stack.enter_context(socket.create_connection(address, timeout=20))
+            if tls is not None:
+                wire = stack.enter_context(tls.wrap_socket(wire))
+            wire.sendall(preface)
+            head = wire.recv(9)
+        except (ssl.SSLError, ConnectionError):
+            return False
+        return len(head) == 9 and head[3] == 4  # the server's settings
+
+
+def test_whoever_is_beside_the_s3_server_gets_no_further_than_its_keys(tmp_path: Path) -> None:
+    """Its gRPC port has calls that make an administrator, and ask for no key."""
+    with ComposedS3(tmp_path) as server:
+        beyond = {port for address, port in server.listens() if address != "127.0.0.1"}
+        assert beyond == {server.port("s3"), server.port("s3", grpc=True)}
+        assert _speaks_grpc(("127.0.0.1", server.port("filer", grpc=True))), "how an open one answers"
+        anybody = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        anybody.check_hostname, anybody.verify_mode = False, ssl.CERT_NONE
+        anybody.set_alpn_protocols(["h2"])
+        twin = (server.others, server.port("s3", grpc=True))
+        assert not _speaks_grpc(twin)
+        assert not _speaks_grpc(twin, anybody)
+        anybody.load_cert_chain(tmp_path / "s3-grpc.pem", tmp_path / "s3-grpc.key")  # what the repository shows
+        assert not _speaks_grpc(twin, anybody)
 
 
 def test_two_nodes_meet() -> None:
