@@ -2,7 +2,7 @@
 PY := .venv/bin/python
 STAMP := .venv/.installed
 
-.PHONY: help setup demo soak test lint types check cover image-check format clean
+.PHONY: help setup demo soak sim chaos nfs test lint types check cover image-check format clean
 
 help:  ## This list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -21,8 +21,12 @@ demo: $(STAMP)  ## Train on two nodes, kill a rank, kill a node, resume, compare
 soak: $(STAMP)  ## Processes and services on the same runs, killed now and then (STORAGE=s3 MINUTES=10 SEED=1)
 	$(PY) -m ckptd.testing.soak --storage $(or $(STORAGE),file) --minutes $(or $(MINUTES),10) $(if $(SEED),--seed $(SEED))
 
+sim: $(STAMP)  ## Simulated clusters on a failing storage (OPERATIONS=10000000; SEED=7 replays one), and the model, deeper
+	$(PY) -m ckptd.testing.sim $(if $(SEED),--seed $(SEED)) $(if $(OPERATIONS),--operations $(OPERATIONS))
+	$(PY) -m tests.model --deep
+
 test: check  ## Everything that must hold: lint, types, layers, all tests
-	$(PY) -m pytest
+	$(PY) -m pytest -n 2 --dist loadfile
 
 check: lint types
 

@@ -97,6 +97,7 @@ def run_info(run: str, state: RunState, problem: str | None = None) -> RunInfo:
         run=run,
         generation=state.current.number if state.current else 0,
         ready=bool(state.current and state.current.ready),
+        rolled_back=bool(state.current and state.current.closed),
         records=state.seq,
         void_records=len(state.void),
         checkpoints=len(state.checkpoints),
@@ -107,14 +108,22 @@ def run_info(run: str, state: RunState, problem: str | None = None) -> RunInfo:
     )
 
 
-def checkpoint_at(run: str, state: RunState, step: int) -> CheckpointInfo:
-    """The newest checkpoint of `step`, the one on the line if there are several. `NotFound` if there is none."""
-    on_line = [c for c in lineage(state) if c.step == step]
-    others = [c for c in reversed(state.checkpoints.values()) if c.step == step]
-    if not others:
+def checkpoint_at(run: str, state: RunState, step: int, save: str | None = None) -> CheckpointInfo:
+    """The newest checkpoint of `step`, the one on the line if there are several; or `save`, if that is given and of
+    this step. `NotFound` if there is none."""
+    of_step = [c for c in reversed(state.checkpoints.values()) if c.step == step]
+    if not of_step:
         steps = sorted({c.step for c in state.checkpoints.values()})
         raise NotFound(f"run {run} has no checkpoint of step {step}; it has {steps[-20:]}", run=run)
-    return checkpoint_info(state, (on_line or others)[0])
+    line = {c.save for c in lineage(state)}
+    chosen = [c for c in of_step if c.save == save] if save is not None else [c for c in of_step if c.save in line]
+    if save is not None and not chosen:
+        raise NotFound(
+            f"run {run} has no checkpoint {save} of step {step}; it has {[c.save for c in of_step[:20]]}",
+            run=run,
+            save=save,
+        )
+    return checkpoint_info(state, (chosen or of_step)[0], line=line)
 
 
 def save_status(state: RunState, save: str) -> SaveStatus:

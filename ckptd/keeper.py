@@ -6,14 +6,14 @@ here is a record first and a deletion, if any, later: killed anywhere, the next 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Collection
 
-from ckptd import layout
+from ckptd import answers, layout
 from ckptd.errors import Conflict, Corrupt, Invalid, NotFound
 from ckptd.ledger import Ledger
+from ckptd.lineage import MIN_KEEP, is_valid, lineage, min_keep
 from ckptd.log import Build
-from ckptd.manifest import Manifest, ManifestRef, ObjectRef
+from ckptd.manifest import Frozen, Manifest, ManifestRef, ObjectRef
 from ckptd.reading import damage_of, read_manifest
 from ckptd.retention import Decision, Policy, plan
 from ckptd.second import SecondReader, read_in_new_process, this_process
@@ -32,13 +32,12 @@ from ckptd.upkeep_records import (
     CheckpointVerified,
     RolledBack,
 )
-from ckptd.wire import DamageAnswer, DamageReport
+from ckptd.wire import ActRequest, CheckpointInfo, DamageAnswer, DamageReport, Verb
 
 TRIES = 8  # of a record that others may get in the way of
 
 
-@dataclass(frozen=True)
-class Collected:
+class Collected(Frozen):
     """Objects that were deleted, and the saves that were purged by that."""
 
     objects: int
@@ -49,10 +48,30 @@ class Keeper:
     """The upkeep of the runs of one ledger. Callable from any thread."""
 
     def __init__(self, ledger: Ledger, *, reader: SecondReader = read_in_new_process) -> None:
-        self._ledger = ledger
+        self.ledger = ledger
         self._reader = reader
 
-    # People's decisions.
+    # People's decisions, and readers'.
+
+    def act(self, run: str, step: int, verb: Verb, request: ActRequest) -> CheckpointInfo:
+        """Any of the decisions below about a checkpoint of `step`; what it is like afterwards."""
+        save = self.chosen(run, step, request.save).save
+        who, reason = request.who, request.reason
+        acts: dict[Verb, Callable[[], None]] = {
+            "quarantine": lambda: self.quarantine(run, save, who=who, reason=reason),
+            "reinstate": lambda: self.reinstate(run, save, who=who, reason=reason),
+            "rollback": lambda: self.rollback(run, save, who=who, reason=reason),
+            "pin": lambda: self.pin(run, save, who),
+            "unpin": lambda: self.unpin(run, save, who),
+            "hold": lambda: self.hold(run, save, who),
+            "release": lambda: self.release(run, save, who),
+        }
+        acts[verb]()
+        return self.chosen(run, step, save)
+
+    def chosen(self, run: str, step: int, save: str | None = None) -> CheckpointInfo:
+        """The newest checkpoint of `step`, the one on the line if there are several, unless `save` names one."""
+        return answers.checkpoint_at(run, self.ledger.state(run), layout.check_step(step), save)
 
     def quarantine(self, run: str, save: str, *, who: str, reason: str) -> None:
         """Give a checkpoint up by a person's word. Nothing is deleted; `reinstate` takes it back."""
@@ -74,9 +93,11 @@ class Keeper:
 
     def rollback(self, run: str, to: str, *, who: str, reason: str) -> None:
         """The next start resumes from `to`. A job that is running is told that it is fenced."""
-        turn = self._state(run, to).turns.get("rollback", 0)
-        body = RolledBack(to=to, turn=turn, who=who, reason=reason)
-        self._ledger.append(run, _always(body))
+        state = self._state(run, to)
+        if state.tip == to and is_valid(state, to) and state.current is not None and state.current.closed:
+            return  # by an earlier call, perhaps, that was not answered
+        body = RolledBack(to=to, turn=state.turns.get("rollback", 0), who=who, reason=reason)
+        self.ledger.append(run, _always(body))
 
     def pin(self, run: str, save: str, who: str) -> None:
         """Keep a checkpoint until it is unpinned."""
@@ -114,39 +135,43 @@ class Keeper:
 
     # Verification.
 
-    def verify(self, run: str, save: str) -> DamageAnswer | None:
-        """Read every byte of a checkpoint in another process. None: whole, and the log says so now. Else what became
-        of the finding: a second reading, in yet another process, decides about quarantine."""
-        checkpoint = self._state(run, save).checkpoints[save]
-        reader = this_process()
-        for ref in self._objects(checkpoint):
-            reading = self._reader(self._ledger.storage, ref)
+    def verify(self, run: str, save: str, *, reader: SecondReader | None = None) -> DamageAnswer | None:
+        """Read every byte of a checkpoint, in another process unless `reader` does it. None: whole, and the log says
+        so now, unless it is in quarantine. Else what became of the finding: a second reading, in a process of its
+        own, decides about quarantine."""
+        state, read = self._state(run, save), reader or self._reader
+        if save in state.retired:
+            raise _retired(run, save)
+        observer = this_process()
+        for ref in self._objects(state.checkpoints[save]):
+            reading = read(self.ledger.storage, ref)
             if reading.damage is not None:
                 report = DamageReport(save=save, damage=reading.damage, reader=reading.reader)
-                return self._ledger.report_damage(run, report)
-            reader = reading.reader
+                return self.ledger.report_damage(run, report)
+            observer = reading.reader
 
         def body(state: RunState) -> AboutTopic:
-            return CheckpointVerified(save=save, turn=state.turns.get(f"verify:{save}", 0), reader=reader)
+            return CheckpointVerified(save=save, turn=state.turns.get(f"verify:{save}", 0), reader=observer)
 
         before = self._state(run, save).verified.get(save, 0)
-        self._ensure(run, save, lambda state: state.verified.get(save, 0) > before, body)
+        self._ensure(run, save, lambda state: save in state.quarantined or state.verified.get(save, 0) > before, body)
         return None
 
-    def unverified(self, run: str, policy: Policy) -> str | None:
-        """The checkpoint to verify next: of those that stay, the newest never verified one of the line. None if there
-        is no more to do before retention can work."""
-        decisions = {decision.save for decision in self.plan(run, policy) if decision.keep}
-        state = self._ledger.state(run)
-        for checkpoint in reversed(state.checkpoints.values()):
-            if checkpoint.save in decisions and checkpoint.save not in state.verified | state.quarantined.keys():
-                return checkpoint.save
-        return None
+    def unverified(self, run: str, policy: Policy, *, passing: Collection[str] = ()) -> str | None:
+        """The checkpoint to verify next, for retention to go on: the newest valid one of the line; then those before
+        it, until as many are verified as there must be. None if there is no more to do. `passing` are passed over."""
+        state = self.ledger.state(run)
+        line = [c.save for c in lineage(state) if is_valid(state, c.save)]
+        whole = min_keep(state)
+        if set(whole) <= set(line[: policy.keep_last]) and all(d.keep for d in plan(state, policy)):
+            return None  # nothing is kept that need not be
+        unread = [save for save in line if save not in state.verified and save not in passing]
+        return unread[0] if unread and (unread[0] == line[0] or len(whole) < MIN_KEEP) else None
 
     def _objects(self, checkpoint: Checkpoint) -> list[ManifestRef | ObjectRef]:
         """What there is to read of it: the manifest alone if that is damaged."""
         try:
-            manifest: Manifest = read_manifest(self._ledger.storage, checkpoint.manifest)
+            manifest: Manifest = read_manifest(self.ledger.storage, checkpoint.manifest)
         except Corrupt as error:
             if damage_of(error) is None:
                 raise
@@ -157,12 +182,12 @@ class Keeper:
 
     def plan(self, run: str, policy: Policy) -> list[Decision]:
         """What the policy would keep and retire now, with the rule for each. Changes nothing."""
-        return plan(self._ledger.state(run), policy)
+        return plan(self.ledger.state(run), policy)
 
     def retire(self, run: str, policy: Policy) -> list[Decision]:
         """Retire what the policy does not keep; the decisions that were carried out. `Conflict` while that cannot be
         (a generation is starting, fewer than two checkpoints are verified): the next pass will."""
-        state = self._ledger.state(run)
+        state = self.ledger.state(run)
         given_up = [decision for decision in plan(state, policy) if not decision.keep][:MAX_RETIRED]
         if given_up:
             body = CheckpointsRetired(
@@ -170,7 +195,7 @@ class Keeper:
                 turn=state.turns.get("retire", 0),
                 rule=f"keep_last={policy.keep_last} keep_every={policy.keep_every}",
             )
-            self._ledger.append(run, _always(body))
+            self.ledger.append(run, _always(body))
         return given_up
 
     def collect(self, run: str) -> Collected:
@@ -179,39 +204,51 @@ class Keeper:
         Of a generation that ended nothing can be committed any more, so what it did not commit is nobody's; no ages
         and no clocks. What a process of it writes later is found by the next pass.
         """
-        state = self._ledger.state(run)
-        storage = self._ledger.storage
+        state = self.ledger.state(run)
+        storage = self.ledger.storage
         retired = [save for save in state.retired if save not in state.purged][:MAX_RETIRED]
         objects = 0
+        folders = self._unnamed(run, state)
         for save in [*retired, *self._leftovers(run, state)]:
-            for folder in (layout.manifest_folder(run, save), layout.payload_folder(run, save)):
-                for name in storage.list(folder):
-                    storage.delete(f"{folder}/{name}")
-                    objects += 1
+            folders += [layout.manifest_folder(run, save), layout.payload_folder(run, save)]
+        for folder in folders:
+            for name in storage.list(folder):
+                storage.delete(f"{folder}/{name}")
+                objects += 1
         if retired:
             body = CheckpointsPurged(saves=tuple(retired), turn=state.turns.get("purge", 0))
-            self._ledger.append(run, _always(body))
+            self.ledger.append(run, _always(body))
         return Collected(objects=objects, purged=tuple(retired))
 
     def _leftovers(self, run: str, state: RunState) -> list[str]:
-        """Saves of ended generations that have files and no commit."""
-        storage, current = self._ledger.storage, state.current
+        """Saves of ended generations that have files and no commit, and purged ones that have files again: a listing
+        was old, or a write came late."""
+        storage, current = self.ledger.storage, state.current
         if current is None:
             return []
         names = set(storage.list(layout.manifests_folder(run)))
         for folder in storage.list(layout.data_folder(run)):
-            generation = layout.generation_of_folder(folder)
-            if generation is not None and generation < current.number:
+            if layout.generation_of_folder(folder) is not None:
                 names.update(storage.list(f"{layout.data_folder(run)}/{folder}"))
-        saves = filter(layout.SAVE_ID.fullmatch, names)
         return sorted(
-            save for save in saves if layout.generation_of(save) < current.number and save not in state.checkpoints
+            save
+            for save in filter(layout.SAVE_ID.fullmatch, names)
+            if save in state.purged
+            or (layout.generation_of(save) < current.number and save not in state.checkpoints)
         )
+
+    def _unnamed(self, run: str, state: RunState) -> list[str]:
+        """The folders of payload that writers of ended generations were killed over."""
+        folder, current = layout.unnamed_folder(run), state.current
+        if current is None:
+            return []
+        numbers = {name: layout.generation_of_folder(name) for name in self.ledger.storage.list(folder)}
+        return [f"{folder}/{name}" for name, number in numbers.items() if number and number < current.number]
 
     # How.
 
     def _state(self, run: str, save: str) -> RunState:
-        state = self._ledger.state(run)
+        state = self.ledger.state(run)
         if save not in state.checkpoints:
             raise NotFound(f"run {run} has no checkpoint {save}", do="`ckptd ls` lists them.", run=run, save=save)
         return state
@@ -231,15 +268,19 @@ class Keeper:
             if done(state):
                 return
             if save in state.retired:
-                raise Invalid(f"run {run}: checkpoint {save} is retired", do="Choose another.", save=save)
+                raise _retired(run, save)
             fixed = body(state)
             try:
-                self._ledger.append(run, _always(fixed))
+                self.ledger.append(run, _always(fixed))
                 return
             except Conflict as error:
                 refusal = error
         assert refusal is not None
         raise refusal
+
+
+def _retired(run: str, save: str) -> Invalid:
+    return Invalid(f"run {run}: checkpoint {save} is retired", do="Choose another.", save=save)
 
 
 def _always(body: AboutTopic) -> Build:

@@ -13,6 +13,7 @@ from ckptd.errors import Invalid
 
 FORMAT = 1
 ROOT_MARKER = "ckptd-root.json"
+RESERVE = "ckptd-reserve"
 RUNS = "runs"
 
 RUN_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,127}")
@@ -21,6 +22,7 @@ TOKEN_ID = re.compile(r"[0-9a-f]{32}")
 LOG_NAME = re.compile(r"([0-9]{16})\.json")
 PROBE_NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,63}")
 GENERATION_FOLDER = re.compile(r"g[0-9]{8}")
+PART_DIGEST_LENGTH = 16
 PART_NAME = re.compile(r"part-([0-9]{1,6})-[0-9a-f]{16}\.json")
 
 MAX_STEP = 10**12 - 1
@@ -55,7 +57,7 @@ def new_attempt() -> str:
 
 
 def new_nonce() -> str:
-    """Makes a payload or part name that is never used twice."""
+    """Makes a payload name that is never used twice."""
     return secrets.token_hex(8)
 
 
@@ -81,6 +83,12 @@ def log_key(run: str, seq: int) -> str:
     return f"{log_folder(run)}/{seq:016d}.json"
 
 
+def is_record(key: str) -> bool:
+    """Whether an object is a slot of a log."""
+    parts = key.split("/")
+    return len(parts) == 4 and parts[0] == RUNS and parts[2] == "log"
+
+
 def seq_of(name: str) -> int | None:
     """The number of a log slot, None for any other name in the folder."""
     match = LOG_NAME.fullmatch(name)
@@ -95,8 +103,9 @@ def manifests_folder(run: str) -> str:
     return f"{run_folder(run)}/manifests"
 
 
-def part_key(run: str, save: str, writer: int, nonce: str) -> str:
-    return f"{manifest_folder(run, save)}/part-{writer}-{nonce}.json"
+def part_key(run: str, save: str, writer: int, sha256: str) -> str:
+    """Where a writer's part manifest with this digest lies. So its name tells a reader whether it read it right."""
+    return f"{manifest_folder(run, save)}/part-{writer}-{sha256[:PART_DIGEST_LENGTH]}.json"
 
 
 def writer_of(name: str) -> int | None:
@@ -145,6 +154,15 @@ def probe_key(folder: str, name: str) -> str:
 
 
 def tmp_folder(key: str) -> str:
-    """Where an object is written before it gets its name: in the same run, so on the same file system."""
+    """Where an object is written before it gets its name: in the same run, so on the same file system; payload apart
+    by generation, so that what a killed writer left can be told from what is being written."""
     parts = key.split("/")
-    return "/".join([*parts[:2], "tmp"]) if parts[0] == RUNS and len(parts) > 2 else "tmp"
+    if parts[0] != RUNS or len(parts) < 3:
+        return "tmp"
+    payload = parts[2] == "data" and GENERATION_FOLDER.fullmatch(parts[3])
+    return "/".join([*parts[:2], "tmp", *parts[3 : 4 if payload else 3]])
+
+
+def unnamed_folder(run: str) -> str:
+    """Where the objects of a run are that have no name yet."""
+    return f"{run_folder(run)}/tmp"

@@ -12,6 +12,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 
 from ckptd import answers, layout
 from ckptd.complete import check_complete, check_generation, commit_body, glance, object_of
@@ -65,7 +66,9 @@ class Ledger:
         self.deadline_seconds = deadline_seconds
         self.actor = f"{socket.gethostname()} pid {os.getpid()}"
         self._second_reader = second_reader
-        self._pause, self._clock = pause, clock
+        self._new_log = partial(
+            RunLog, storage, actor=self.actor, pause=pause, clock=clock, lock_deadline_seconds=deadline_seconds
+        )
         self._logs: dict[str, RunLog] = {}
         self._lock = threading.Lock()
 
@@ -113,12 +116,10 @@ class Ledger:
         """The run's current generation, 0 before the first."""
         log = self._log(run)
         with log.lock:
-            generation = log.replay().current
-        if generation is None:
+            current = log.replay().current
+        if current is None:
             return HeartbeatAnswer(generation=0, attempt=None)
-        return HeartbeatAnswer(
-            generation=generation.number, attempt=generation.attempt, rolled_back=generation.closed
-        )
+        return HeartbeatAnswer(generation=current.number, attempt=current.attempt, rolled_back=current.closed)
 
     # A save becomes a checkpoint: parts, commit or abort.
 
@@ -144,9 +145,13 @@ class Ledger:
             state = log.replay(to_the_end=True)  # a repeat finds its commit, whatever became of the payload since
             verdict = judge(state, body)
         if body.rid not in state.accepted and not verdict.final:
-            manifest = read_manifest(self.storage, request.manifest)
-            check_complete(self.storage, run, request, manifest)
-            body = commit_body(run, request, manifest)
+            try:
+                manifest = read_manifest(self.storage, request.manifest)
+                check_complete(self.storage, run, request, manifest)
+                body = commit_body(run, request, manifest)
+            except Corrupt:  # or collected, if its generation ended meanwhile
+                if not judge(self.state(run), body).final:
+                    raise
         self.append(run, lambda state: body)
 
     def abort(self, run: str, save: str, request: AbortRequest) -> None:
@@ -219,8 +224,7 @@ class Ledger:
         layout.check_step(step)
         log = self._log(run)
         with log.lock:
-            state = self._existing(log)
-            return answers.checkpoint_at(run, state, step)
+            return answers.checkpoint_at(run, self._existing(log), step)
 
     def manifest(self, ref: ManifestRef) -> Manifest:
         return read_manifest(self.storage, ref)
@@ -249,7 +253,7 @@ class Ledger:
             if len(self._logs) > MAX_CACHED_RUNS:
                 self._logs.clear()  # a cache: whoever works with one of them keeps it
             if run not in self._logs:
-                self._logs[run] = RunLog(self.storage, run, actor=self.actor, pause=self._pause, clock=self._clock)
+                self._logs[run] = self._new_log(run)
             return self._logs[run]
 
     def append(self, run: str, build: Build) -> None:
@@ -304,6 +308,8 @@ class Ledger:
                 ) from error
             if damage is None:
                 return
+            if point.save in self.state(run).retired:
+                continue  # and collected, while we looked: somebody went on with the run
             report = DamageReport(save=point.save, damage=damage, reader=this_process())
             if not self.report_damage(run, report).confirmed:
                 return  # only we saw it; the ranks that load will tell

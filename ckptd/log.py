@@ -8,7 +8,6 @@ storage did not tell before the deadline; the same append again finds out, and n
 from __future__ import annotations
 
 import random
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -32,11 +31,13 @@ from ckptd.errors import (
 from ckptd.failpoints import failpoint
 from ckptd.history import advance, judge
 from ckptd.records import Body
+from ckptd.runlock import RunLock
 from ckptd.state import RunState
 from ckptd.storage.base import Storage
 from ckptd.verdicts import Outcome, Verdict
 
 Build = Callable[[RunState], Body]
+LOCK_DEADLINE_SECONDS = 30.0
 
 
 @dataclass(frozen=True)
@@ -65,11 +66,12 @@ class RunLog:
         actor: str,
         pause: Callable[[float], None] = time.sleep,
         clock: Callable[[], float] = time.monotonic,
+        lock_deadline_seconds: float = LOCK_DEADLINE_SECONDS,
     ) -> None:
         self.storage = storage
         self.run = layout.check_run(run)
         self.actor = actor
-        self.lock = threading.RLock()
+        self.lock = RunLock(run, lock_deadline_seconds)
         self.state = RunState()
         self._pause = pause
         self._clock = clock

@@ -44,6 +44,7 @@ Metrics = Annotated[dict[MetricName, Metric], Field(max_length=64)]
 Step = Annotated[int, Field(ge=0, le=layout.MAX_STEP)]
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 SaveId = Annotated[str, Field(pattern=f"^{layout.SAVE_ID.pattern}$")]
+ContractValue = bool | int | float | str
 Writer = Annotated[int, Field(ge=0, lt=layout.MAX_WRITERS)]
 
 
@@ -91,7 +92,8 @@ class Part(Frozen):
 
 
 class Manifest(Frozen):
-    """The whole checkpoint. `parts[i]` is writer i's."""
+    """The whole checkpoint. `parts[i]` is writer i's; `contract` tells the conditions it was saved under, for
+    whoever loads it to compare (see `ckptd_client.contract`). The core only keeps and shows it."""
 
     version: int = FORMAT
     run: str
@@ -100,6 +102,7 @@ class Manifest(Frozen):
     step: Step
     world: Annotated[int, Field(gt=0)]
     metrics: Metrics = {}
+    contract: dict[str, ContractValue] = {}
     producer: Annotated[str, Field(max_length=200)] = ""
     parts: tuple[Part, ...]
 

@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from ckptd import layout
 from ckptd.digests import PAYLOAD_DIGEST, chunk_digest, sha256_hex
 from ckptd.errors import Corrupt, Invalid, NotFound, Unavailable
-from ckptd.manifest import FORMAT, Manifest, ManifestRef, ObjectRef
+from ckptd.manifest import FORMAT, MAX_MANIFEST_BYTES, Manifest, ManifestRef, ObjectRef, Part
 from ckptd.records import Damage
 from ckptd.storage.base import Reader, Storage
 
@@ -131,10 +131,11 @@ def _check_digest_name(ref: ObjectRef) -> None:
         )
 
 
-def read_manifest(storage: Storage, ref: ManifestRef) -> Manifest:
-    """The manifest a commit record names. Any thread. `Corrupt` unless it is byte for byte the committed one."""
+def read_manifest(storage: Storage, ref: ManifestRef, *, fresh: bool = False) -> Manifest:
+    """The manifest a commit record names. Any thread. `Corrupt` unless it is byte for byte the committed one. `fresh`
+    reads the medium, around the caches of this host."""
     try:
-        data = storage.get(ref.key, ref.size)
+        data = _read_again(storage, ref) if fresh else storage.get(ref.key, ref.size)
     except NotFound as error:
         raise _manifest_error(ref, "a manifest", "missing") from error
     except Unavailable as error:
@@ -162,10 +163,32 @@ def read_manifest(storage: Storage, ref: ManifestRef) -> Manifest:
     return manifest
 
 
+def read_part(storage: Storage, key: str) -> Part:
+    """A part manifest, byte for byte as its writer wrote it: `Corrupt` if the digest in its name is not that of what
+    was read. Rank 0, on its save thread; what it took for right would be committed."""
+    data = storage.get(key, MAX_MANIFEST_BYTES)
+    observed = sha256_hex(data)[: layout.PART_DIGEST_LENGTH]
+    if not key.endswith(f"-{observed}.json"):
+        raise Corrupt(f"{key} is not what its writer wrote: the digest of its bytes is {observed}", key=key)
+    try:
+        return Part.model_validate_json(data)
+    except ValidationError as error:
+        raise Corrupt(f"{key} is no part manifest: {error}"[:1000], key=key) from error
+
+
+def _read_again(storage: Storage, ref: ManifestRef) -> bytes:
+    with storage.reader(ref.key, fresh=True) as reader:
+        if reader.size > ref.size:
+            raise Corrupt(f"{ref.key} has {reader.size} bytes, expected {ref.size}", object=ref.key)
+        data = bytearray(reader.size)
+        reader.read_into(0, memoryview(data))
+    return bytes(data)
+
+
 def observe_manifest(storage: Storage, ref: ManifestRef) -> Damage | None:
     """As `observe`, for a manifest."""
     try:
-        read_manifest(storage, ref)
+        read_manifest(storage, ref, fresh=True)
     except Corrupt as error:
         return damage_of(error)
     return None

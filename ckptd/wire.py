@@ -94,6 +94,33 @@ class HeartbeatAnswer(Frozen):
     rolled_back: bool = False
 
 
+Verb = Literal["quarantine", "reinstate", "rollback", "pin", "unpin", "hold", "release"]
+
+
+class ActRequest(Frozen):
+    """What `who` decides about a checkpoint. `save` names one of several of a step, see `checkpoint_at`."""
+
+    who: Annotated[Label, Field(min_length=1)]
+    reason: Reason = ""
+    save: SaveId | None = None
+
+
+class VerifyRequest(Frozen):
+    save: SaveId | None = None
+
+
+class VerifyAnswer(Frozen):
+    """All bytes of a checkpoint were read: `whole` (`recorded`, unless it is in quarantine), `damaged` (a second
+    reading found it too: it is in quarantine), or `unconfirmed` (the second reading found it whole)."""
+
+    save: SaveId
+    step: Step
+    payload_bytes: int
+    result: Literal["whole", "damaged", "unconfirmed"]
+    recorded: bool
+    detail: str = ""
+
+
 class CheckpointInfo(Frozen):
     save: SaveId
     step: Step
@@ -111,6 +138,14 @@ class CheckpointInfo(Frozen):
     on_line: bool = False
     is_tip: bool = False
     is_resume_point: bool = False
+
+
+class HoldAnswer(Frozen):
+    """The checkpoint is kept for its reader, who says so again within `refresh_seconds`, as often as it takes:
+    readers that fall silent are taken for gone."""
+
+    checkpoint: CheckpointInfo
+    refresh_seconds: float
 
 
 class Answer(Frozen):
@@ -159,6 +194,7 @@ class RunInfo(Frozen):
     records: int
     void_records: int
     checkpoints: int
+    rolled_back: bool = False
     resume_step: int | None
     tip_step: int | None
     last_commit: str | None

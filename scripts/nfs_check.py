@@ -2,8 +2,8 @@
 
 The guest kernel boots on the host's own files and runs `nfs_guest.sh`: an export of memory, mounted twice without a
 shared cache, as two hosts would; on both the storage contract, two ledgers that alternate and race, and
-`ckptd doctor --other`. Needs root and apt-get install user-mode-linux kmod nfs-kernel-server nfs-common rpcbind; takes
-a few minutes, as the guest has one slow processor.
+`ckptd doctor --other`. Needs root and apt-get install user-mode-linux kmod nfs-kernel-server nfs-common rpcbind;
+takes a few minutes, as the guest has one slow processor.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ import tempfile
 import time
 import xml.etree.ElementTree as ET
 from pathlib import Path
+
+from uml import NO_AVX
 
 ROOT = Path(__file__).resolve().parents[1]
 NEEDED = {
@@ -38,20 +40,20 @@ def main() -> int:
     path = f"{os.environ['PATH']}:/usr/sbin:/sbin"
     missing = [package for program, package in NEEDED.items() if shutil.which(program, path=path) is None]
     if missing or os.geteuid() != 0:
-        print(f"run this as root, after: apt-get install {' '.join(missing)}" if missing else "run this as root")
+        say(f"run this as root, after: apt-get install {' '.join(missing)}" if missing else "run this as root")
         return 2
     work = Path(tempfile.mkdtemp(prefix="ckptd-nfs-", dir="/var/tmp"))
     try:
         seconds = boot(work, args.versions)
         rows = [row(work / f"v{version}", version) for version in args.versions]
-        print("| NFS | mounted | storage contract | two hosts | ckptd doctor --other | failed |")
-        print("|---|---|---|---|---|---|")
+        say("| NFS | mounted | storage contract | two hosts | ckptd doctor --other | failed |")
+        say("|---|---|---|---|---|---|")
         for cells, _ in rows:
-            print(f"| {' | '.join(cells)} |")
-        print(f"{seconds:.0f} s")
+            say(f"| {' | '.join(cells)} |")
+        say(f"{seconds:.0f} s")
         if all(held for _, held in rows):
             return 0
-        print(f"FAILED; logs in {work}")
+        say(f"FAILED; logs in {work}")
         args.keep = True
         return 1
     finally:
@@ -59,10 +61,26 @@ def main() -> int:
             shutil.rmtree(work)
 
 
+def say(line: str) -> None:
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
 def boot(work: Path, versions: list[str]) -> float:
     """Run the guest to its end; seconds. It is killed past the deadline, and then its results are missing."""
-    settings = {"CKPTD_WORK": str(work), "CKPTD_PYTHON": sys.executable, "CKPTD_REPO": str(ROOT)}
-    kernel = ["linux.uml", "mem=1024M", "rootfstype=hostfs", "rw", "quiet", "con=null", "con0=null,fd:1"]
+    settings = {"CKPTD_WORK": str(work), "CKPTD_PYTHON": sys.executable, "CKPTD_REPO": str(ROOT), **NO_AVX}
+    uml = str(ROOT / "scripts" / "uml.py")
+    kernel = [
+        sys.executable,
+        uml,
+        "linux.uml",
+        "mem=1024M",
+        "rootfstype=hostfs",
+        "rw",
+        "quiet",
+        "con=null",
+        "con0=null,fd:1",
+    ]
     options = [f"init={ROOT / 'scripts' / 'nfs_guest.sh'}", *(f"{name}={value}" for name, value in settings.items())]
     began = time.monotonic()
     with (work / "console.log").open("wb") as console:
@@ -76,7 +94,7 @@ def boot(work: Path, versions: list[str]) -> float:
         try:
             guest.wait(DEADLINE_SECONDS)
         except subprocess.TimeoutExpired:
-            print(f"the guest did not end within {DEADLINE_SECONDS} s")
+            say(f"the guest did not end within {DEADLINE_SECONDS} s")
         finally:
             if guest.poll() is None:
                 os.killpg(guest.pid, 9)  # a session of its own: its processes and no others

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 from ckptd.storage.base import Storage
 from ckptd.storage.memory import MemoryStorage
-from ckptd.storage.s3_settings import read_settings
+from ckptd.storage.s3_settings import S3Settings, read_settings
 from tests.core.by_hand import overwrite
 
 MAX_BYTES = 1 << 24  # no object of a test is longer
@@ -61,6 +63,12 @@ def everything(home: Storage | str) -> set[str]:
     return {name.removeprefix(inside) for name in names}
 
 
+@cache
+def _client(settings: S3Settings) -> Any:
+    """Making one takes longer than all that is asked of it."""
+    return settings.new_client()
+
+
 @contextmanager
 def unmounted(url: str) -> Iterator[None]:
     """The root is gone for the time of the block: an empty folder where it was mounted, a bucket that was emptied.
@@ -91,7 +99,7 @@ class Bucket:
         settings = read_settings(url)
         self.prefix = settings.prefix
         self._name = settings.bucket
-        self._client = settings.new_client()
+        self._client = _client(replace(settings, prefix=""))
 
     def names(self, folder: str) -> list[str]:
         pages = self._client.get_paginator("list_objects_v2").paginate(Bucket=self._name, Prefix=f"{folder}/")

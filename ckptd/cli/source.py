@@ -1,28 +1,26 @@
-"""Where the command line reads from: a storage directly, or a service. Both say the same."""
+"""Where the command line works: on a storage directly, or through a service. Both say and do the same."""
 
 from __future__ import annotations
 
 import os
-from typing import Any, Protocol, TypeVar
+from typing import Protocol
 
-import httpx
-from pydantic import BaseModel, TypeAdapter
-
-from ckptd import layout
-from ckptd.errors import CkptdError, Corrupt, Invalid, NotFound, Unavailable, describe, from_dict
+from ckptd.errors import Corrupt, Invalid, NotFound
+from ckptd.fsck import FsckAnswer, fsck
+from ckptd.keeper import Collected, Keeper
 from ckptd.ledger import Ledger
 from ckptd.manifest import Manifest
+from ckptd.retaining import RetainAnswer, RetainRequest, retain, verify
 from ckptd.service.readable import tell_readable
 from ckptd.storage import open_storage
-from ckptd.wire import CheckpointInfo, Latest, RunInfo
-
-SERVICE_SECONDS = 60.0
-M = TypeVar("M", bound=BaseModel)
+from ckptd.watched import Watch
+from ckptd.why import Why, why
+from ckptd.wire import ActRequest, CheckpointInfo, Latest, RunInfo, Verb, VerifyAnswer
 
 
 class Source(Protocol):
     """A damaged log is `Corrupt`, with the checkpoints before the damage in its field `readable`; `runs` tells it
-    in each run's `problem` instead."""
+    in each run's `problem` instead. `watch` is called with the bytes that were read."""
 
     def runs(self) -> list[RunInfo]: ...
 
@@ -33,6 +31,18 @@ class Source(Protocol):
     def checkpoint_at(self, run: str, step: int) -> CheckpointInfo: ...
 
     def manifest(self, run: str, step: int) -> Manifest: ...
+
+    def why(self, run: str) -> Why: ...
+
+    def act(self, run: str, step: int, verb: Verb, request: ActRequest) -> CheckpointInfo: ...
+
+    def verify(self, run: str, step: int, save: str, watch: Watch) -> VerifyAnswer: ...
+
+    def retain(self, run: str, request: RetainRequest, watch: Watch) -> RetainAnswer: ...
+
+    def collect(self, run: str) -> Collected: ...
+
+    def fsck(self, run: str, deep: bool, watch: Watch) -> FsckAnswer: ...
 
 
 def open_source(url: str | None) -> Source:
@@ -45,6 +55,8 @@ def open_source(url: str | None) -> Source:
             field="url",
         )
     if url.startswith(("http://", "https://")):
+        from ckptd.cli.over_service import ServiceSource
+
         return ServiceSource(url, os.environ.get("CKPTD_TOKEN"))
     return StorageSource(Ledger(open_storage(url)))
 
@@ -52,6 +64,7 @@ def open_source(url: str | None) -> Source:
 class StorageSource:
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
+        self._keeper = Keeper(ledger)
 
     def runs(self) -> list[RunInfo]:
         found = []
@@ -83,55 +96,20 @@ class StorageSource:
     def manifest(self, run: str, step: int) -> Manifest:
         return self._ledger.manifest(self.checkpoint_at(run, step).manifest)
 
+    def why(self, run: str) -> Why:
+        return why(self._ledger, run)
 
-class ServiceSource:
-    def __init__(self, url: str, token: str | None) -> None:
-        headers = {"Authorization": f"Bearer {token}"} if token else {}
-        try:
-            self._http = httpx.Client(base_url=url, headers=headers, timeout=SERVICE_SECONDS)
-        except (httpx.InvalidURL, UnicodeEncodeError) as error:
-            raise Invalid(f"service URL {url!r} or the token is not allowed: {error}", field="url") from error
+    def act(self, run: str, step: int, verb: Verb, request: ActRequest) -> CheckpointInfo:
+        return self._keeper.act(run, step, verb, request)
 
-    def runs(self) -> list[RunInfo]:
-        return TypeAdapter(list[RunInfo]).validate_json(self._get("/v1/runs"))
+    def verify(self, run: str, step: int, save: str, watch: Watch) -> VerifyAnswer:
+        return verify(self._keeper, run, step, save, watch)
 
-    def latest(self, run: str) -> Latest:
-        return Latest.model_validate_json(self._get(f"{_of(run)}/latest"))
+    def retain(self, run: str, request: RetainRequest, watch: Watch) -> RetainAnswer:
+        return retain(self._keeper, run, request, watch)
 
-    def checkpoints(self, run: str) -> list[CheckpointInfo]:
-        return TypeAdapter(list[CheckpointInfo]).validate_json(self._get(f"{_of(run)}/checkpoints"))
+    def collect(self, run: str) -> Collected:
+        return self._keeper.collect(run)
 
-    def checkpoint_at(self, run: str, step: int) -> CheckpointInfo:
-        path = f"{_of(run)}/checkpoints/{layout.check_step(step)}"
-        return CheckpointInfo.model_validate_json(self._get(path))
-
-    def manifest(self, run: str, step: int) -> Manifest:
-        path = f"{_of(run)}/checkpoints/{layout.check_step(step)}/manifest"
-        return Manifest.model_validate_json(self._get(path))
-
-    def _get(self, path: str) -> bytes:
-        asked = f"{str(self._http.base_url).rstrip('/')}{path}"
-        try:
-            answer = self._http.get(path)
-        except httpx.HTTPError as error:
-            raise Unavailable(
-                f"the service does not answer at {asked}: {describe(error)}",
-                do="Check the URL and that `ckptd serve` runs there, or name the storage instead.",
-            ) from error
-        if not answer.is_success:
-            raise _error_of(answer, asked)
-        return answer.content
-
-
-def _of(run: str) -> str:
-    return f"/v1/runs/{layout.check_run(run)}"
-
-
-def _error_of(answer: httpx.Response, asked: str) -> CkptdError:
-    """The error an answer stands for; one without a problem does not come from ckptd."""
-    if answer.headers.get("Content-Type", "").startswith("application/problem+json"):
-        problem: dict[str, Any] = answer.json()
-        return from_dict({**problem, "message": problem.get("detail")})
-    return Unavailable(
-        f"{asked} answered {answer.status_code}, and not as ckptd does", do="Check that the URL is a service's."
-    )
+    def fsck(self, run: str, deep: bool, watch: Watch) -> FsckAnswer:
+        return fsck(self._ledger.storage, run, deep=deep, watch=watch)

@@ -38,18 +38,36 @@ def print_runs(runs: Sequence[RunInfo]) -> None:
                 run.records,
                 run.void_records,
                 run.last_commit,
-                "damaged" if run.problem else "ready" if run.ready else "loading" if run.generation else "new",
+                _run_state(run),
             )
             for run in runs
         ],
     )
 
 
+def _run_state(run: RunInfo) -> str:
+    if run.problem:
+        return "damaged"
+    if run.rolled_back:
+        return "rolled back"
+    return "ready" if run.ready else "loading" if run.generation else "new"
+
+
 def print_checkpoints(found: Sequence[CheckpointInfo]) -> None:
     print_table(
-        ("step", "generation", "size", "writers", "committed", "state", "metrics", "save"),
+        ("step", "generation", "size", "writers", "committed", "state", "kept for", "metrics", "save"),
         [
-            (c.step, c.generation, size(c.payload_bytes), c.writers, c.time, state(c), metrics(c), c.save)
+            (
+                c.step,
+                c.generation,
+                size(c.payload_bytes),
+                c.writers,
+                c.time,
+                ", ".join(filter(None, (c.status, marks(c)))),
+                kept_for(c) or None,
+                metrics(c),
+                c.save,
+            )
             for c in found
         ],
     )
@@ -62,7 +80,8 @@ def print_checkpoint(info: CheckpointInfo, manifest: Manifest | None, lineage: S
             ("step", info.step),
             ("save", info.save),
             ("generation", info.generation),
-            ("state", state(info)),
+            ("state", ", ".join(filter(None, (info.status, marks(info))))),
+            ("kept for", kept_for(info) or None),
             ("committed", info.time),
             ("size", size(info.payload_bytes)),
             ("writers", info.writers),
@@ -74,6 +93,9 @@ def print_checkpoint(info: CheckpointInfo, manifest: Manifest | None, lineage: S
             ("producer", manifest.producer if manifest else None),
         ],
     )
+    if manifest is not None and manifest.contract:
+        typer.echo("")
+        print_table(("contract", "saved with"), sorted(manifest.contract.items()))
     if manifest is not None:
         typer.echo("")
         print_table(
@@ -114,9 +136,20 @@ def lineage(found: Sequence[CheckpointInfo], info: CheckpointInfo) -> list[Check
     return line
 
 
-def state(info: CheckpointInfo) -> str:
-    words = [info.status, *(["tip"] if info.is_tip else []), *(["resume point"] if info.is_resume_point else [])]
-    return ", ".join(words)
+def marks(info: CheckpointInfo) -> str:
+    """What a checkpoint is now, beside its status."""
+    said = {
+        "verified": info.verified,
+        "tip": info.is_tip,
+        "resume point": info.is_resume_point,
+        "off the line": not info.on_line,
+    }
+    return ", ".join(word for word, true in said.items() if true)
+
+
+def kept_for(info: CheckpointInfo) -> str:
+    pins = [f"pinned by {who}" for who in info.pinned_by]
+    return ", ".join(pins + [f"held by {who}" for who in info.held_by])
 
 
 def metrics(info: CheckpointInfo) -> str:

@@ -14,9 +14,10 @@ from ckptd.ledger import Ledger
 from ckptd.service import problems
 from ckptd.service.auth import TokenGate
 from ckptd.service.context import Service
+from ckptd.service.holds import Holds
 from ckptd.service.limits import Limits
 from ckptd.service.presence import Presence
-from ckptd.service.routes import damage, health, incarnations, runs, saves
+from ckptd.service.routes import damage, health, incarnations, keeping, people, runs, saves
 from ckptd.service.settings import ServiceSettings
 from ckptd.storage import open_storage
 from ckptd.storage.probe import refuse_unfit
@@ -34,7 +35,11 @@ _PROBLEMS: dict[int | str, dict[str, Any]] = {
 
 
 def create_app(
-    settings: ServiceSettings, ledger: Ledger | None = None, *, presence: Presence | None = None
+    settings: ServiceSettings,
+    ledger: Ledger | None = None,
+    *,
+    presence: Presence | None = None,
+    holds: Holds | None = None,
 ) -> FastAPI:
     """The application over `ledger`, by default one on the storage of `settings`.
 
@@ -44,10 +49,11 @@ def create_app(
         storage = open_storage(settings.storage)
         refuse_unfit(storage)
         ledger = Ledger(storage, deadline_seconds=settings.storage_deadline_seconds)
-    service = Service.over(ledger, settings, presence)
+    service = Service.over(ledger, settings, presence, holds)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        service.start()
         yield
         service.stop()
 
@@ -56,10 +62,12 @@ def create_app(
         version=__version__,
         description="Checkpoints and resume for distributed training. Payload never comes this way.",
         lifespan=lifespan,
+        docs_url=None,  # their pages load scripts from elsewhere; /openapi.json says it all
+        redoc_url=None,
     )
     app.state.service = service
     guarded = [Security(HTTPBearer(auto_error=False))]  # for the documentation: TokenGate is what checks
-    for router in (runs.router, incarnations.router, saves.router, damage.router):
+    for router in (runs.router, incarnations.router, saves.router, damage.router, keeping.router, people.router):
         app.include_router(router, prefix="/v1", responses=_PROBLEMS, dependencies=guarded)
     app.include_router(health.router, responses={503: _PROBLEMS[503]})
     problems.install(app)

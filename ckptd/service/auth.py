@@ -10,7 +10,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from ckptd.errors import Unauthorized
 from ckptd.service.problems import problem
 
-OPEN_PATHS = frozenset({"/health/live", "/health/ready", "/docs", "/docs/oauth2-redirect", "/redoc", "/openapi.json"})
+OPEN_PATHS = frozenset({"/health/live", "/health/ready", "/openapi.json"})
 
 
 class TokenGate:

@@ -44,6 +44,12 @@ class Presence:
                 host = known_host
             self._heard[run] = _Heard(job, host, self._clock())
 
+    def last(self, run: str) -> tuple[str, float] | None:
+        """The job that holds the run, and how many seconds ago it was heard of; None if it never was."""
+        with self._lock:
+            heard = self._heard.get(run)
+            return (heard.job, self._clock() - heard.at) if heard is not None else None
+
     def refuse_other(self, run: str, job: str) -> None:
         """`InUse` if another job than `job` holds the run and was heard of within the window."""
         with self._lock:

@@ -35,8 +35,15 @@ class Problem(BaseModel):
 
 def problem(error: CkptdError, *, status: int | None = None, headers: Mapping[str, str] | None = None) -> Response:
     """`error` as an answer."""
+    body = body_of(error, status)
+    content = json.dumps(body.model_dump(), default=str)
+    return Response(content, body.status, headers, MEDIA_TYPE)
+
+
+def body_of(error: CkptdError, status: int | None = None) -> Problem:
+    """What an answer says of `error`."""
     told = error.to_dict()
-    body = Problem(
+    return Problem(
         type=f"urn:ckptd:problem:{error.code}",
         title=error.code.replace("-", " ").capitalize(),
         status=status or error.status,
@@ -45,8 +52,6 @@ def problem(error: CkptdError, *, status: int | None = None, headers: Mapping[st
         do=told["do"],
         fields=told["fields"],
     )
-    content = json.dumps(body.model_dump(), default=str)
-    return Response(content, body.status, headers, MEDIA_TYPE)
 
 
 class CatchAll:
@@ -105,9 +110,9 @@ async def _of_http(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     asked = f"{request.method} {request.url.path[:300]}"
     if error.status_code == 404:
-        return problem(NotFound(f"there is no {asked}", do="See /docs for what there is.", field="path"))
+        return problem(NotFound(f"there is no {asked}", do="See /openapi.json for what there is.", field="path"))
     if error.status_code == 405:
-        refused = Invalid(f"there is no {asked}", do="See /docs for the methods of this path.", field="method")
+        refused = Invalid(f"there is no {asked}", do="See /openapi.json for its methods.", field="method")
         return problem(refused, status=405, headers=error.headers)
     if error.status_code == 400:
         return problem(Invalid(f"{asked}: the body is not JSON that can be read", field="body"))

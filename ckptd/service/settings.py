@@ -10,6 +10,8 @@ from pydantic import Field, SecretStr, ValidationError, field_validator, model_v
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from ckptd.errors import Invalid
+from ckptd.lineage import MIN_KEEP
+from ckptd.retention import Policy
 
 _TOKEN_CHARACTERS = frozenset(string.ascii_letters + string.digits + "-._~+/=")
 
@@ -55,6 +57,25 @@ class ServiceSettings(BaseSettings):
     in_use_seconds: Seconds = 30.0
     """For how long a job that was heard of keeps other jobs from taking its run without being told to."""
 
+    keep_last: Annotated[int, Field(ge=MIN_KEEP, le=10**6)] | None = None
+    """How many of the newest checkpoints of each run stay. None: nothing is ever retired."""
+
+    keep_every: Annotated[int, Field(ge=1, le=10**12)] | None = None
+    """Of every so many steps the first checkpoint stays for good, whatever its age. Needs keep_last."""
+
+    housekeeping_seconds: Seconds = 60.0
+    """The pause between two passes of housekeeping over all runs, more or less."""
+
+    verify_mib_per_second: Annotated[float, Field(ge=0, le=10**6, allow_inf_nan=False)] = 20.0
+    """How fast committed checkpoints are read again in the background to find damage; 0: they are not. Retention
+    reads what it needs as fast as it can."""
+
+    scrub_days: Annotated[float, Field(gt=0, le=3650, allow_inf_nan=False)] = 7.0
+    """How old the last verification of a checkpoint is when it is read again in the background."""
+
+    hold_seconds: Seconds = 600.0
+    """After so long without a word from the reader that holds a checkpoint, it is taken for gone."""
+
     @field_validator("token")
     @classmethod
     def _token_fits_a_header(cls, token: SecretStr | None) -> SecretStr | None:
@@ -69,6 +90,19 @@ class ServiceSettings(BaseSettings):
         if self.token is None and not is_loopback(self.host):
             raise ValueError(f"listening on {self.host} lets other machines in and needs a token: set CKPTD_TOKEN")
         return self
+
+    @model_validator(mode="after")
+    def _keep_every_beside_keep_last(self) -> Self:
+        if self.keep_every is not None and self.keep_last is None:
+            raise ValueError("keep_every alone would retire all but one of every so many: set CKPTD_KEEP_LAST, too")
+        return self
+
+    @property
+    def policy(self) -> Policy | None:
+        """What retention keeps; None if it is off."""
+        if self.keep_last is None:
+            return None
+        return Policy(keep_last=self.keep_last, keep_every=self.keep_every)
 
 
 def load(**given: Any) -> ServiceSettings:

@@ -44,7 +44,8 @@ class Storage(Protocol):
         return, or nothing does. `AlreadyExists` if the key is taken (on some network drives also by an earlier
         try of one's own whose answer was lost: read it). `Invalid` if the chunks are not `size` bytes. A chunk
         stays as it is until `put` returns: it may be sent from where it lies. What the iterator itself raises
-        comes through unchanged, and nothing is left. After `Unavailable` the outcome is open.
+        comes through unchanged, and nothing is left. After `Unavailable` the outcome is open; after `NotInitialised`
+        nothing was written.
         """
 
     def get(self, key: str, max_bytes: int) -> bytes:

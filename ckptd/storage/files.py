@@ -8,15 +8,17 @@ and files are opened with O_NOFOLLOW, so a symbolic link below the root leads no
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import stat
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import TracebackType
 from typing import Self, TypeVar
 
 from ckptd.errors import CkptdError, Corrupt, Invalid, Unavailable
+from ckptd.storage.unsure import sync_subfolder
 
 T = TypeVar("T")
 
@@ -25,6 +27,7 @@ FOLDER_FLAGS = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW
 READ_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
 WRITE_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
 
+_log = logging.getLogger("ckptd.storage")
 _REFUSED = (errno.EACCES, errno.EPERM, errno.EROFS)
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
@@ -65,41 +68,61 @@ def os_errors(operation: str, path: str, wanted_bytes: int | None = None) -> Ite
         raise os_error(error, operation, path, wanted_bytes) from error
 
 
+def let_go(fd: int) -> None:
+    """Close what was only looked at or read. What a drive says then, such as one whose mount just died, tells nothing
+    about what was read."""
+    try:
+        os.close(fd)
+    except OSError as error:
+        _log.debug("closing a descriptor failed: %s", error)
+
+
 def names_in(folder: int) -> list[str]:
     """The names in an open folder, in no order."""
     fd = os.open(".", os.O_RDONLY | os.O_DIRECTORY, dir_fd=folder)
     try:
         return os.listdir(fd)
     finally:
-        os.close(fd)
+        let_go(fd)
 
 
 def if_there(folder: int, name: str, call: Callable[[], T]) -> T | None:
     """The result of `call`, which uses `name` in an open folder; None if the name is not there.
 
-    A client of a network drive may remember for 30 to 90 s that a name did not exist. Listing the folder
-    makes it ask the server again, so ENOENT is believed only for a name that is not listed either.
+    A client of a network drive may remember for 30 to 90 s that a name did not exist, or which file had it
+    (ESTALE, once that is deleted). Listing the folder makes it ask the server again, so either is believed
+    only for a name that is not listed.
     """
     try:
         return call()
     except FileNotFoundError:
-        if name not in names_in(folder):
-            return None
+        listed = name in names_in(folder)
+    except OSError as error:
+        if error.errno != errno.ESTALE:
+            raise
+        listed = name in names_in(folder)
+    if not listed:
+        return None
+    with suppress(OSError):
+        # On FUSE a listing is not enough, but who wants to create a name asks anew. Nothing comes of it: the kernel
+        # never links a folder. What the answer was is seen by the call after it.
+        os.link(".", name, src_dir_fd=folder, dst_dir_fd=folder, follow_symlinks=False)
     return call()
 
 
 def lookup(folder: int, name: str, flags: int) -> int | None:
     """Open `name` in an open folder; None if it is not there."""
-    return if_there(folder, name, lambda: os.open(name, flags, dir_fd=folder))
 
+    def call() -> int:
+        fd = os.open(name, flags, dir_fd=folder)
+        try:
+            os.fstat(fd)  # NFS opens what it remembers without a word to the server: a deleted file shows here
+        except BaseException:
+            let_go(fd)
+            raise
+        return fd
 
-def sync_folder(folder: int) -> None:
-    """Make the names in an open folder durable."""
-    fd = os.open(".", os.O_RDONLY | os.O_DIRECTORY, dir_fd=folder)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
+    return if_there(folder, name, call)
 
 
 def walk(root: int, parts: Sequence[str], *, create: bool = False, sync: bool = False) -> int | None:
@@ -111,24 +134,25 @@ def walk(root: int, parts: Sequence[str], *, create: bool = False, sync: bool = 
     fd = os.dup(root)
     try:
         for part in parts:
-            made = create and _make(fd, part)
+            made = create and make(fd, part)
             child = lookup(fd, part, FOLDER_FLAGS)
             if child is None:
-                os.close(fd)
+                let_go(fd)
                 return None
             parent, fd = fd, child
             try:
                 if made or sync:
-                    sync_folder(parent)
+                    sync_subfolder(parent, part, made=made)
             finally:
-                os.close(parent)
+                let_go(parent)
     except BaseException:
-        os.close(fd)
+        let_go(fd)
         raise
     return fd
 
 
-def _make(folder: int, name: str) -> bool:
+def make(folder: int, name: str) -> bool:
+    """Make a folder; False if it is there already, made earlier or by a racing process."""
     try:
         os.mkdir(name, dir_fd=folder)
     except FileExistsError:
@@ -220,7 +244,7 @@ class FileReader:
         with self._lock:
             self._closed = True
             while self._fds:
-                os.close(self._fds.pop())
+                let_go(self._fds.pop())
 
     def __enter__(self) -> Self:
         return self

@@ -6,31 +6,35 @@ exclusive publish that local and network file systems have in common. So no read
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
 
 from ckptd import layout
 from ckptd.errors import AlreadyExists, Corrupt, Invalid, NotFound, NotInitialised, Unavailable
+from ckptd.storage import reserve
 from ckptd.storage.base import Buffer
 from ckptd.storage.files import (
     READ_FLAGS,
     FileReader,
     if_there,
     is_regular,
+    let_go,
     lookup,
+    make,
     names_in,
     os_error,
     os_errors,
-    sync_folder,
     walk,
 )
 from ckptd.storage.keys import check_key
 from ckptd.storage.marker import MAX_MARKER_BYTES, new_marker, no_marker, other_storage, parse_marker
-from ckptd.storage.publish import NewFile, by_link, by_rename, discard, write_aside
+from ckptd.storage.publish import NewFile, by_link, by_rename, discard, name_anew, write_aside
+from ckptd.storage.unsure import made_anew, still_unsure, sync_folder, sync_subfolder, unsure_names
 
 Publish = Literal["link", "lock"]
 LOCK_NAME = "ckptd.lock"
@@ -61,7 +65,20 @@ class LocalStorage:
         self._durable: set[tuple[str, ...]] = set()
 
     def put(self, key: str, chunks: Iterable[Buffer], size: int) -> None:
-        self._create(key, chunks, size)
+        """A record that finds no space takes it from the reserve, see `ckptd.storage.reserve`."""
+        if not layout.is_record(key):
+            return self._create(key, chunks, size)
+        left: Iterator[Buffer] = iter(chunks)
+        while True:
+            taken, left = itertools.tee(left)  # of a record all bytes are at hand for another try
+            try:
+                return self._create(key, taken, size)
+            except Unavailable as error:
+                if not reserve.is_full(error):
+                    raise
+                with self._root() as root:
+                    if not reserve.give_up_one(root):
+                        raise
 
     def get(self, key: str, max_bytes: int) -> bytes:
         with self.reader(key) as reader:
@@ -93,12 +110,13 @@ class LocalStorage:
             try:
                 return sorted(names_in(fd))
             finally:
-                os.close(fd)
+                let_go(fd)
 
     def sync(self, key: str) -> None:
-        """Also fsyncs the folders above. After a failure the cached bytes are dropped, because the kernel
-        reports a lost write once only: read the object again before you trust it."""
-        parent = check_key(key)[:-1]
+        """Also fsyncs the folders above. The kernel reports a lost write once only: after a failure the cached
+        bytes are dropped, so read the object again before you trust it; and a name whose folder failed is made
+        anew."""
+        *parent, name = check_key(key)
         path = self._path(key)
         fd = self._open(key)
         with os_errors("sync", path):
@@ -108,13 +126,18 @@ class LocalStorage:
                 os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
                 raise
             finally:
-                os.close(fd)
+                let_go(fd)
         with (
             self._root() as root,
             self._folder(root, parent, create=False) as folder,
-            os_errors("sync the folder of", path),
         ):
-            sync_folder(folder)
+            if name in unsure_names(folder):
+                with self._folder(root, layout.tmp_folder(key).split("/"), create=True) as tmp:
+                    name_anew(tmp, folder, name, path)
+                if name in unsure_names(folder):
+                    raise still_unsure(os.path.dirname(path), name)
+            with os_errors("sync the folder of", path):
+                sync_folder(folder, name)
 
     def delete(self, key: str) -> None:
         *parent, name = check_key(key)
@@ -130,11 +153,17 @@ class LocalStorage:
                 else:
                     sync_folder(folder)
             finally:
-                os.close(folder)
+                let_go(folder)
 
     def check_root(self) -> str:
         with self._root() as root:
             return self._check(root)
+
+    def refill_reserve(self) -> int:
+        """Space that is given up for records when the folder is full: how many files of it there are now."""
+        with self._root() as root:
+            self._check(root)
+            return reserve.fill(root)
 
     def initialise(self) -> str:
         """Create the root folder (its parent must exist) and its marker, unless they are there; the uuid.
@@ -151,11 +180,9 @@ class LocalStorage:
                 ) from error
             try:
                 if name:
-                    with suppress(FileExistsError):  # made earlier, or by a racing init
-                        os.mkdir(name, dir_fd=above)
-                    sync_folder(above)
+                    sync_subfolder(above, name, made=make(above, name))
             finally:
-                os.close(above)
+                let_go(above)
         try:
             self.check_root()
         except NotInitialised:
@@ -181,9 +208,12 @@ class LocalStorage:
                 try:
                     written = write_aside(tmp, nonce, aside_path, chunks, size)
                     with self._folder(root, parent, create=True) as folder:
+                        for earlier in unsure_names(folder):  # a record stands on the ones before it
+                            name_anew(tmp, folder, earlier, os.path.join(os.path.dirname(path), earlier))
                         self._publish(key, NewFile(tmp, nonce, written, folder, name, path))
+                        made_anew(folder, name)
                         with os_errors("sync the folder of", path):
-                            sync_folder(folder)
+                            sync_folder(folder, name)
                 finally:
                     discard(tmp, nonce, aside_path)
 
@@ -212,7 +242,7 @@ class LocalStorage:
         try:
             yield fd
         finally:
-            os.close(fd)
+            let_go(fd)
 
     def _check(self, root: int) -> str:
         path = self._path(layout.ROOT_MARKER)
@@ -242,7 +272,7 @@ class LocalStorage:
             self._durable.add(way)
             yield fd
         finally:
-            os.close(fd)
+            let_go(fd)
 
     def _open(self, key: str) -> int:
         *parent, name = check_key(key)
@@ -260,13 +290,13 @@ class LocalStorage:
                 fd = None if folder is None else lookup(folder, name, READ_FLAGS)
             finally:
                 if folder is not None:
-                    os.close(folder)
+                    let_go(folder)
             if fd is None:
                 self._check(root)
                 raise self._not_found(key)
             if is_regular(fd):
                 return fd
-            os.close(fd)
+            let_go(fd)
             raise self._not_found(key, " (a folder or special file has its name)")
 
     def _path(self, key: str) -> str:

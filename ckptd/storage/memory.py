@@ -95,12 +95,12 @@ class MemoryStorage:
     def delete(self, key: str) -> None:
         check_key(key)
         with self._lock:
-            gone = self._objects.pop(key, None) is not None
-            while gone and key:
+            empty = gone = self._objects.pop(key, None) is not None
+            while empty and key:
                 key, _, name = key.rpartition("/")
                 names = self._names[key]
                 names.discard(name)
-                gone = not names  # then the folder's own name goes too
+                empty = not names  # then the folder's own name goes too
         if not gone:
             self.check_root()
 

@@ -14,11 +14,25 @@ from dataclasses import dataclass
 
 from filelock import Timeout, UnixFileLock
 
+from ckptd import layout
 from ckptd.errors import Invalid, Unavailable
 from ckptd.storage.base import Buffer
-from ckptd.storage.files import WRITE_FLAGS, flat, if_there, names_in, os_error, os_errors, write_all
+from ckptd.storage.files import (
+    READ_FLAGS,
+    WRITE_FLAGS,
+    flat,
+    if_there,
+    is_regular,
+    lookup,
+    names_in,
+    os_error,
+    os_errors,
+    write_all,
+)
+from ckptd.storage.unsure import exchange, made_anew, still_unsure, sync_folder
 
 _NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
+MAX_ANEW_BYTES = 1 << 20  # records and manifests; payload whose put failed is named by nobody
 _log = logging.getLogger("ckptd.storage")
 
 
@@ -117,6 +131,35 @@ def by_rename(new: NewFile, lock_path: str, deadline_seconds: float) -> None:
     except OSError as error:
         if not _is_published(new, error):
             raise os_error(error, "rename", new.path) from error
+
+
+def name_anew(tmp: int, folder: int, name: str, path: str) -> None:
+    """Make `name`, whose folder could not be fsynced, durable after all: a copy of its file takes its place.
+
+    They change places in one step, so that readers find the same bytes under the name at every moment, and whoever
+    has the file open keeps it. A large file is left unsure. `Unavailable` if this drive cannot exchange names.
+    """
+    with os_errors("read", path):
+        fd = lookup(folder, name, READ_FLAGS)
+        if fd is None:
+            return made_anew(folder, name)  # gone: there is nothing to be sure of
+        with os.fdopen(fd, "rb") as file:
+            data = file.read(MAX_ANEW_BYTES + 1) if is_regular(fd) else b""
+    if not data or len(data) > MAX_ANEW_BYTES:
+        return None
+    nonce = layout.new_nonce()
+    aside_path = f"{path} (its copy {nonce})"
+    try:
+        write_aside(tmp, nonce, aside_path, [data], len(data))
+        try:
+            exchange(tmp, nonce, folder, name)
+        except OSError as error:
+            raise still_unsure(os.path.dirname(path), name) from error
+        made_anew(folder, name)
+        with os_errors("sync the folder of", path):
+            sync_folder(folder, name)
+    finally:
+        discard(tmp, nonce, aside_path)
 
 
 def discard(tmp: int, nonce: str, path: str) -> None:

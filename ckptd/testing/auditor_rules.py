@@ -97,17 +97,18 @@ class Line:
         self._kept: dict[str, set[str]] = {}
         self._start: str | None = None
         self._ready = False
+        self._floor = -1
 
     def follow(self, counting: list[Entry], state: RunState) -> Iterator[Finding]:
-        floor = -1
+        """The records that count since the last call; `state` is the fold after them."""
         for entry in counting:
             yield from self._take(entry)
             step = self._resume_step()
             if entry.kind in TURNS or entry.kind == "checkpoint-quarantined":
-                floor = step  # the reasons for which it may go back
-            elif step < floor:
-                yield Finding("I15", entry.key, f"the resume step went from {floor} back to {step}")
-            floor = max(floor, step)
+                self._floor = step  # the reasons for which it may go back
+            elif step < self._floor:
+                yield Finding("I15", entry.key, f"the resume step went from {self._floor} back to {step}")
+            self._floor = max(self._floor, step)
         yield from self._compare(state)
 
     def _take(self, entry: Entry) -> Iterator[Finding]:
@@ -200,7 +201,8 @@ def told(
         which = [entry for entry in commits if name in (entry.body["save"], entry.body["step"])]
         if not which:
             yield Finding("I6", str(name), "was acknowledged, and no record of it counts")
-        left = [e.body for e in which if e.body["save"] not in state.quarantined and e.seq > turned]
+        given_up = state.quarantined.keys() | state.retired.keys()
+        left = [e.body for e in which if e.body["save"] not in given_up and e.seq > turned]
         if left and (point is None or point.step < left[0]["step"]):
             step = point.step if point is not None else None
             yield Finding("I15", str(name), f"was acknowledged, and the run would resume from step {step}")

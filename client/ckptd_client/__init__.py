@@ -15,8 +15,8 @@ from ckptd.errors import (
     Unreachable,
 )
 from ckptd_client.client import CheckpointClient
+from ckptd_client.handle import SaveHandle
 from ckptd_client.loading import Found
-from ckptd_client.saving import SaveHandle
 
 __all__ = [
     "CheckpointClient",

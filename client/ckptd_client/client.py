@@ -13,30 +13,34 @@ from __future__ import annotations
 
 import logging
 import os
-import socket
 from collections import Counter
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Collection, Mapping, MutableMapping
 from types import TracebackType
 from typing import Any, Self
 
-import torch.distributed as dist
-
 from ckptd import layout
 from ckptd.errors import Invalid, describe
+from ckptd.manifest import ContractValue
 from ckptd.wire import Heartbeat
 from ckptd_client.agreement import Store, agree
+from ckptd_client.contract import Contract
+from ckptd_client.handle import Job, SaveHandle
 from ckptd_client.heartbeat import Heart
 from ckptd_client.incarnation import Identity, Incarnation
 from ckptd_client.loading import Found
+from ckptd_client.metrics import numbers
 from ckptd_client.patience import patiently
-from ckptd_client.saving import Job, SaveHandle, Saver
+from ckptd_client.saving import Saver
 from ckptd_client.snapshot import HostSnapshot
+from ckptd_client.spool import open_spool, spool_folder
 from ckptd_client.state import flatten
 from ckptd_client.stateful import collect
+from ckptd_client.steps import Steps
+from ckptd_client.surroundings import job_name, place
+from ckptd_client.suspicion import optimizer_warnings, tell, weight_names
 from ckptd_client.transport import Transport
 
 log = logging.getLogger("ckptd")
-MAX_METRICS, MAX_METRIC_NAME = 64, 64
 
 
 class CheckpointClient:
@@ -47,6 +51,13 @@ class CheckpointClient:
     be new at every restart and equal on all ranks; else rank 0 draws one. `storage` (or CKPTD_STORAGE) says where
     this machine sees the service's storage, if the path differs; `token` is CKPTD_TOKEN unless given. `direct=False`
     forbids going around a service that does not answer. `takeover` fences another live job of the same run at once.
+
+    `contract` is recorded with each checkpoint, beside what is found (world, versions, parts): say there what a
+    resumed run should not change by accident. `restore` tells what differs. It refuses fields named in `strict`, and
+    parts (`app_state.<key>`) that came, went or are another optimizer, unless `allow` names them: docs/RESUME.md.
+
+    `spool` (or CKPTD_SPOOL) is a folder on the local disk for saves that the storage does not take within
+    `spool_patience_seconds`: at most `spool_saves` wait there, and training goes on. docs/AWAY.md.
     """
 
     def __init__(
@@ -61,12 +72,19 @@ class CheckpointClient:
         world_size: int | None = None,
         attempt: str | None = None,
         takeover: bool = False,
+        contract: Mapping[str, ContractValue] | None = None,
+        strict: Collection[str] = (),
+        allow: Collection[str] = (),
         store: Store | None = None,
         start_deadline_seconds: float = 600.0,
         save_deadline_seconds: float = 1800.0,
+        spool: str | os.PathLike[str] | None = None,
+        spool_saves: int = 2,
+        spool_patience_seconds: float = 10.0,
     ) -> None:
         self.run = layout.check_run(run)
-        self.rank, self.world_size = _place(rank, world_size)
+        self.rank, self.world_size = place(rank, world_size)
+        self._contract = Contract(contract, strict, allow)
         self._attempt = attempt or layout.new_attempt()
         if not layout.TOKEN_ID.fullmatch(self._attempt):
             raise Invalid(f"attempt {attempt!r}: expected 32 hexadecimal digits", field="attempt")
@@ -82,7 +100,9 @@ class CheckpointClient:
             direct=direct,
             probing=self.rank == 0,
         )
-        self._saver = Saver(self._transport, self._declare_ready)
+        self._spool_folder = spool_folder(spool or os.environ.get("CKPTD_SPOOL"))
+        steps = Steps(self._transport, self._declare_ready)
+        self._saver = Saver(steps, spool_saves=spool_saves, patience_seconds=spool_patience_seconds)
         self._snapshot = HostSnapshot()
         self._saves: Counter[tuple[int, bool]] = Counter()
         self._incarnation: Incarnation | None = None
@@ -118,6 +138,31 @@ class CheckpointClient:
         found = self._started().found
         return found is not None and found.same_world
 
+    @property
+    def per_rank_restored(self) -> bool:
+        """Whether `restore` gave this rank its own state back. If not, it must be derived anew: `data.seed_rank`."""
+        return self._started().per_rank_restored
+
+    @property
+    def stale_saves(self) -> int:
+        """How many saves had the very weights of the one before; each was warned about. Counted on rank 0."""
+        return self._saver.watch.stale_saves
+
+    @property
+    def durable_step(self) -> int | None:
+        """The newest step that this client made a checkpoint; None before the first."""
+        return self._saver.tally.durable_step
+
+    @property
+    def durable_age_seconds(self) -> float | None:
+        """How long ago that became so, as this process knows; None before the first."""
+        return self._saver.tally.durable_age_seconds
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """How many saves of this client are queued, durable, failed, superseded; how many were spooled."""
+        return self._saver.tally.counts
+
     # Start.
 
     def latest(self) -> Found | None:
@@ -137,8 +182,9 @@ class CheckpointClient:
         """Bring `app_state` to the latest checkpoint, in place, and return its step; 0 if the run is new.
 
         Every rank. Objects with state_dict/load_state_dict are loaded, tensors copied into, plain values replaced in
-        the dict. `per_rank` is this rank's own state, left as it is if the world size changed. Every byte is verified
-        and all ranks vote before anything is installed; on damage all of them go to the checkpoint before, together.
+        the dict. `per_rank` is this rank's own state, left as it is if the world size changed. The contract is
+        compared first (`Invalid` with every refused field), every byte is verified, and all ranks vote before
+        anything is installed; on damage all of them go to the checkpoint before, together.
         """
         self.latest()
         step = self._started().restore(app_state, per_rank)
@@ -160,24 +206,28 @@ class CheckpointClient:
 
         Every rank may call it, and with `per_rank` (this rank's own small state) every rank must. Without, rank 0
         alone will do. No rank waits for another here. If the save before is still running, it is waited for; if it
-        failed, its error is raised here and this save is not made. `wait` returns when it is durable.
+        failed, its error is raised here and this save is not made. With a spool only its bytes are waited for, and
+        an outage is no error. `wait` returns when it is durable.
         """
         layout.check_step(step)
         generation = self.generation
         if self._closed:
             raise Invalid("this client is closed", do="Save before close().")
-        self._saver.settle(self._save_deadline_seconds)
+        self._saver.make_room(self._save_deadline_seconds)
         if self._heart is not None:
             self._heart.check()
-        numbers = _numbers(metrics or {})
+        checked = numbers(metrics or {})
         everyone = per_rank is not None and self.world_size > 1
         self._saves[step, everyone] += 1
         save = layout.save_id(generation, step, all_ranks=everyone, count=self._saves[step, everyone])
-        shared = flatten(collect(app_state), "shared") if self.rank == 0 else None
+        handle, state = SaveHandle(save, step, self._saver.tally), collect(app_state) if self.rank == 0 else None
+        if state is not None:
+            handle.warnings += tell(optimizer_warnings(app_state, state, step), step)
+        shared = flatten(state, "shared") if state is not None else None
         own = flatten(collect(per_rank, "per_rank"), "rank", root="per_rank") if per_rank is not None else None
         flats = [flat for flat in (shared, own) if flat is not None]
         job = Job(
-            handle=SaveHandle(save, step),
+            handle=handle,
             run=self.run,
             generation=generation,
             rank=self.rank,
@@ -187,19 +237,21 @@ class CheckpointClient:
             captured=self._snapshot.capture(flats) if flats else None,
             shared=shared.tree if shared is not None else None,
             per_rank=own.tree if own is not None else None,
-            metrics=numbers,
+            metrics=checked,
+            contract=self._contract.fields(app_state, per_rank, self.world_size) if self.rank == 0 else {},
+            weights=weight_names(app_state, "shared"),
         )
-        handle = self._saver.submit(job)
+        self._saver.submit(job)
         if wait:
             self._saver.settle(self._save_deadline_seconds)
         return handle
 
     def wait(self) -> None:
-        """Return once the save in flight is durable; raise what made it fail."""
+        """Return once what was saved is durable; raise what made it fail, or what is not durable at the deadline."""
         self._saver.settle(self._save_deadline_seconds)
 
     def close(self) -> None:
-        """Wait for the save in flight, raise its error if nobody saw it, and let go of everything."""
+        """Wait for what was saved, raise its error if nobody saw it, and let go of everything."""
         if self._closed:
             return
         self._closed = True
@@ -224,12 +276,14 @@ class CheckpointClient:
 
     def _start(self) -> Incarnation:
         """Meet the other ranks and pin the answer; rank 0 shows the service from here on that the job lives."""
-        self.rank, self.world_size = _place(self.rank, self.world_size)
+        self.rank, self.world_size = place(self.rank, self.world_size)
         deadline = self._start_deadline_seconds
         agreement = agree(self.run, self.rank, self.world_size, store=self._store, deadline_seconds=deadline)
         self._attempt = agreement.form(self._attempt)
         who = self._identity()
-        incarnation = Incarnation(who, self._transport, agreement)
+        incarnation = Incarnation(who, self._transport, agreement, self._contract)
+        if self._spool_folder is not None:
+            self._saver.spool = open_spool(self._spool_folder, self.run, self.rank, incarnation.answer)
         if self.rank == 0:
             opening = who.opening()
             beat = Heartbeat(attempt=opening.attempt, job=opening.job, host=opening.host)
@@ -241,7 +295,7 @@ class CheckpointClient:
             rank=self.rank,
             world=self.world_size,
             attempt=self._attempt,
-            job=_job_name(),
+            job=job_name(),
             takeover=self._takeover,
             deadline_seconds=self._start_deadline_seconds,
         )
@@ -262,53 +316,3 @@ class CheckpointClient:
             self._heart.stop()
         self._saver.close()
         self._transport.close()
-
-
-def _place(rank: int | None, world_size: int | None) -> tuple[int, int]:
-    """This process's rank and the number of ranks: as given, else as the process group or torchrun say."""
-    group = (dist.get_rank(), dist.get_world_size()) if dist.is_available() and dist.is_initialized() else None
-    here = (_environment_number("RANK", 0), _environment_number("WORLD_SIZE", 1))
-    given = (here[0] if rank is None else rank, here[1] if world_size is None else world_size)
-    if group is not None and (rank, world_size) == (None, None):
-        return group
-    if group is not None and group != given:
-        raise Invalid(
-            f"rank {given[0]} of {given[1]} was assumed, the process group says rank {group[0]} of {group[1]}",
-            do="Make the client with rank= and world_size= if it is made before the process group without torchrun.",
-            field="rank",
-        )
-    if not 0 <= given[0] < given[1]:
-        raise Invalid(f"rank {given[0]} of {given[1]} ranks: expected 0 <= rank < world_size", field="rank")
-    return given
-
-
-def _environment_number(name: str, default: int) -> int:
-    text = os.environ.get(name) or str(default)
-    try:
-        return int(text)
-    except ValueError as error:
-        raise Invalid(f"{name}={text!r} in the environment: expected a number", field=name) from error
-
-
-def _numbers(metrics: Mapping[str, float]) -> dict[str, float]:
-    """Metrics as the manifest keeps them: NaN and infinities too, for a diverged loss is worth recording."""
-    found: dict[str, float] = {}
-    for name, value in metrics.items():
-        if not isinstance(name, str) or len(name) > MAX_METRIC_NAME:
-            raise Invalid(
-                f"metric name {name!r}: expected a text of at most {MAX_METRIC_NAME} characters", field="metrics"
-            )
-        try:
-            found[name] = float(value)
-        except (TypeError, ValueError, OverflowError, RuntimeError) as error:
-            raise Invalid(f"metric {name}: expected one number, found {value!r}"[:500], field="metrics") from error
-    if len(found) > MAX_METRICS:
-        raise Invalid(f"{len(found)} metrics: expected at most {MAX_METRICS}", field="metrics")
-    return found
-
-
-def _job_name() -> str:
-    """What tells two jobs apart while both live. For politeness only; it need not be unique."""
-    elastic = os.environ.get("TORCHELASTIC_RUN_ID", "none")
-    named = os.environ.get("CKPTD_JOB") or os.environ.get("SLURM_JOB_ID") or (elastic if elastic != "none" else "")
-    return (named or f"{socket.gethostname()}:{os.getppid()}")[:200]

@@ -141,11 +141,18 @@ def _digest(order: list[int]) -> str:
 
 class RngState:
     """The random state of this process, for the `per_rank` part of a checkpoint: Python's, numpy's global one,
-    torch's on the CPU and, with a CUDA `device`, on that device. Load it last: seeding again afterwards undoes it.
+    torch's on the CPU and, with a CUDA `device`, on that device. `restore` loads it last; seeding or drawing after
+    that undoes it, which `moved` tells right before the first step.
     """
 
     def __init__(self, device: torch.device | str = "cpu") -> None:
         self._device = torch.device(device)
+        self._loaded = ""
+
+    @property
+    def moved(self) -> bool:
+        """Whether random numbers were drawn or seeded since a state was loaded. False if none was loaded."""
+        return self._loaded not in ("", self._digest())
 
     def state_dict(self) -> dict[str, Any]:
         state = {
@@ -163,11 +170,22 @@ class RngState:
         torch.set_rng_state(state["cpu"].cpu())
         if self._device.type == "cuda" and "cuda" in state:
             torch.cuda.set_rng_state(state["cuda"].cpu(), self._device)
+        self._loaded = self._digest()
+
+    def _digest(self) -> str:
+        state = self.state_dict()
+        numbers = [state[name].numpy().tobytes() for name in ("cpu", "cuda") if name in state]
+        numpy = {**state["numpy"], "state": {k: np.asarray(v).tolist() for k, v in state["numpy"]["state"].items()}}
+        return hashlib.sha256(b"".join([repr((state["python"], numpy)).encode(), *numbers])).hexdigest()
 
 
-def seed_rank(seed: int, step: int, rank: int) -> None:
-    """Seed this process for a start without a saved state: another one for each rank and each step."""
-    mixed = hashlib.sha256(f"{seed}/{step}/{rank}".encode()).digest()
+def seed_rank(seed: int, generation: int, rank: int) -> None:
+    """Seed this process where no saved random state fits: another stream for each rank and each incarnation.
+
+    `generation` is 0 in a new run, so that a run killed before its first checkpoint begins again as it began; after a
+    change of the world size it is the client's, because a rank's old stream belongs to samples it no longer gets.
+    """
+    mixed = hashlib.sha256(f"{seed}/{generation}/{rank}".encode()).digest()
     torch.manual_seed(int.from_bytes(mixed[:7]))
     random.seed(mixed)
     np.random.seed(int.from_bytes(mixed[:4]))

@@ -29,7 +29,7 @@ class Heart:
         self._thread.start()
 
     def check(self) -> None:
-        """Raise `Fenced` if the service told that a younger incarnation took over."""
+        """Raise `Fenced` if the service told that a younger incarnation took over, or of a roll-back."""
         if self._fenced is not None:
             raise self._fenced
 
@@ -49,6 +49,14 @@ class Heart:
             if answer.attempt != self._beat.attempt:
                 self._fenced = Fenced(
                     f"run {self._transport.run}: generation {answer.generation} belongs to another incarnation",
+                    run=self._transport.run,
+                )
+                return
+            if answer.rolled_back:
+                self._fenced = Fenced(
+                    f"run {self._transport.run} was rolled back, which ended generation {answer.generation}:"
+                    " nothing that this process saves counts any more",
+                    do="Stop this process; its restart resumes from the checkpoint that was chosen.",
                     run=self._transport.run,
                 )
                 return

@@ -12,7 +12,6 @@ import json
 import logging
 import socket
 import time
-from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,14 +29,15 @@ from ckptd.reading import damage_of
 from ckptd.records import Damage, Observer
 from ckptd.second import this_process
 from ckptd.wire import Answer, BeginRequest, DamageReport, OpenRequest
+from ckptd_client import fitting
 from ckptd_client.agreement import Agreement
+from ckptd_client.contract import Contract, check_one_contract
+from ckptd_client.fitting import Live
 from ckptd_client.loading import Found, State
 from ckptd_client.patience import patiently
-from ckptd_client.stateful import check, install
 from ckptd_client.transport import Transport
 
 log = logging.getLogger("ckptd")
-Live = MutableMapping[str, object]
 MAX_FALLBACKS = 3
 IN_USE_SECONDS = 45.0
 RETRY_SECONDS = 1.0
@@ -61,11 +61,13 @@ class Identity:
 class Incarnation:
     """Every rank has one; all ranks call the same methods in the same order, on their training threads."""
 
-    def __init__(self, who: Identity, transport: Transport, agreement: Agreement) -> None:
+    def __init__(self, who: Identity, transport: Transport, agreement: Agreement, contract: Contract) -> None:
         self.who = who
         self.found: Found | None = None
+        self.per_rank_restored = False
         self._transport = transport
         self._agreement = agreement
+        self._contract = contract
         self._ready = False
         self._restores = 0
         self.answer = self._pin(fallback_of=None)
@@ -168,7 +170,8 @@ class Incarnation:
         self._restores += 1
         loaded: tuple[State, State | None] | None = None
         error: CkptdError | None = None
-        ballot: dict[str, Any] = {"reader": this_process().model_dump(), "ready": self._ready}
+        reader, contract = this_process().model_dump(), self._contract.given
+        ballot: dict[str, Any] = {"reader": reader, "ready": self._ready, "contract": contract}
         try:
             loaded = patiently(lambda: self._load(app_state, per_rank), self.who.deadline_seconds)
         except Corrupt as caught:
@@ -182,6 +185,7 @@ class Incarnation:
         except Exception as caught:  # noqa: BLE001 - a state_dict of the user's may raise anything
             error = _foreign("the checkpoint could not be loaded", caught)
         ballots = self._vote(f"loaded/{self._restores}", ballot, error)
+        check_one_contract([ballot["contract"] for ballot in ballots])
         failed = [(rank, b) for rank, b in enumerate(ballots) if "damage" in b]
         if failed and self.found is not None:
             reasons += [f"step {self.found.step} ({self.found.save}), rank {rank}: {_why(b)}" for rank, b in failed]
@@ -195,27 +199,21 @@ class Incarnation:
     def _load(self, app_state: Live, per_rank: Live | None) -> tuple[State, State | None] | None:
         if self.found is None:
             return None
-        shared = self.found.read_shared()
-        check(app_state, shared)
-        own = self.found.read_per_rank() if per_rank is not None else None
-        if own is not None and per_rank is not None:
-            check(per_rank, own, root="per_rank")
-        return shared, own
+        return fitting.load(self.found, self._contract, app_state, per_rank, logs=self.who.rank == 0)
 
-    def _install_together(
-        self, app_state: Live, per_rank: Live | None, shared: Mapping[str, object], own: State | None
-    ) -> None:
+    def _install_together(self, app_state: Live, per_rank: Live | None, shared: State, own: State | None) -> None:
         """Nobody trains before all have installed: a rank that fails half-way takes the others with it."""
         error: CkptdError | None = None
         try:
-            install(app_state, shared)
-            if own is not None and per_rank is not None:
-                install(per_rank, own, root="per_rank")
+            fitting.put_in(app_state, per_rank, shared, own)
+            self.per_rank_restored = own is not None
         except CkptdError as caught:
             error = caught
         except Exception as caught:  # noqa: BLE001 - whatever a load_state_dict raises goes to all ranks
             error = _foreign("load_state_dict failed", caught)
         self._vote(f"installed/{self._restores}", {}, error)
+        if self.found is not None and per_rank is not None and own is None and self.who.rank == 0:
+            fitting.tell_about_per_rank(self.found)
 
     def _hand_in(self, found: Found, failed: list[tuple[int, dict[str, Any]]]) -> None:
         """Rank 0 reports what the ranks found. What no second reading confirms is tried once more."""

@@ -48,7 +48,7 @@ def header_bytes(entries: Sequence[Entry]) -> bytes:
     return len(text).to_bytes(LENGTH_BYTES, "little") + text
 
 
-class _File:
+class PayloadFile:
     """The bytes of a file in order, as views of header and data. A full pass leaves its digests in `digests`;
     a storage that has to send again may pass once more."""
 
@@ -79,7 +79,7 @@ def write(storage: Storage, key: str, captured: Captured, *, chunk_bytes: int = 
 
     Errors are the storage's own. The caller releases `captured`.
     """
-    file = _File(header_bytes(captured.entries), captured.data, chunk_bytes)
+    file = PayloadFile(header_bytes(captured.entries), captured.data, chunk_bytes)
     storage.put(key, file, file.size)
     if len(file.digests) != chunk_count(file.size, chunk_bytes):
         raise Corrupt(f"the storage took only a part of the {file.size} bytes of {key}", object=key)

@@ -1,9 +1,8 @@
-"""A save, from the captured bytes to the commit. All of it runs on a background thread of its own.
+"""A save, from the captured bytes to the commit. All of it runs on background threads.
 
-Every writer writes one object under a name that is never used twice, then its part manifest. Rank 0 waits for the
-parts of all writers, writes the manifest that lists them, and asks for the commit: only that makes it a checkpoint.
-Whatever fails before leaves the previous checkpoint as it was, and nothing is ever cleaned up after a commit whose
-outcome is not known, because it may have landed.
+Without a spool one thread carries a save out from beginning to end, and the next one waits for it. With a spool that
+thread only brings the bytes to safety: to the storage if that takes them, else to the local disk. The rest is the
+uploader's, and the next save waits for nothing else than the host buffer.
 """
 
 from __future__ import annotations
@@ -12,258 +11,247 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Literal
 
-from pydantic import JsonValue, ValidationError
-
-from ckptd import __version__, layout
-from ckptd.errors import AlreadyExists, CkptdError, Conflict, Corrupt, Fenced, Unavailable, describe
-from ckptd.failpoints import failpoint
-from ckptd.manifest import MAX_MANIFEST_BYTES, Manifest, ManifestRef, ObjectRef, Part
-from ckptd.storage.base import Storage
-from ckptd.wire import AbortRequest, CommitRequest, SaveStatus
-from ckptd_client import payload
-from ckptd_client.patience import again
-from ckptd_client.snapshot import Captured
-from ckptd_client.transport import Transport
+from ckptd.errors import CkptdError, Conflict, Invalid, Unavailable, describe
+from ckptd.manifest import ManifestRef, ObjectRef
+from ckptd_client.course import Item
+from ckptd_client.handle import Job, SaveHandle, Tally
+from ckptd_client.spool import Spool
+from ckptd_client.steps import Steps, ending, not_committed, not_known, note
+from ckptd_client.suspicion import WeightsWatch
+from ckptd_client.uploading import Uploader
 
 log = logging.getLogger("ckptd")
-WRITE_TRIES = 3
-PUT_SECONDS = 60.0
 RETRY_SECONDS = 1.0
 SLACK_SECONDS = 60.0  # a save ends by its own deadline, and knows the reason: the caller waits that much longer
 
 
-class SaveHandle:
-    """What became of one save: `queued`, then `durable` or `failed`. Callable from any thread."""
+class _Capture:
+    """The bytes of one save until they are safe. Whoever claims it says where to: the save thread when the storage
+    took or refused them, or the training thread, which does not wait for a storage that does neither."""
 
-    def __init__(self, save: str, step: int) -> None:
-        self.save = save
-        self.step = step
-        self.error: BaseException | None = None
-        self.told = False  # whether the caller has seen the error
-        self._done = threading.Event()
+    def __init__(self, job: Job) -> None:
+        self.job = job
+        self.safe = threading.Event()
+        self._claimed = threading.Lock()
 
-    @property
-    def status(self) -> Literal["queued", "durable", "failed"]:
-        if not self._done.is_set():
-            return "queued"
-        return "durable" if self.error is None else "failed"
-
-    def wait(self, timeout_seconds: float | None = None) -> SaveHandle:
-        """Return once the save is durable; raise what made it fail. `Unavailable` past the timeout."""
-        if not self._done.wait(timeout_seconds):
-            raise Unavailable(f"save of step {self.step} is still queued after {timeout_seconds} s", save=self.save)
-        if self.error is not None:
-            self.told = True
-            raise self.error
-        return self
-
-    def finish(self, error: BaseException | None = None) -> None:
-        self.error = error
-        self._done.set()
-
-
-@dataclass(frozen=True)
-class Job:
-    """One save as one rank sees it. `writers` is 1, or the number of ranks when each adds state of its own."""
-
-    handle: SaveHandle
-    run: str
-    generation: int
-    rank: int
-    world: int
-    writers: int
-    deadline_seconds: float
-    captured: Captured | None
-    shared: JsonValue = None
-    per_rank: JsonValue = None
-    metrics: dict[str, float] = field(default_factory=dict)
-    started_at: float = field(default_factory=time.monotonic)
-
-    @property
-    def left_seconds(self) -> float:
-        return max(0.0, self.started_at + self.deadline_seconds - time.monotonic())
+    def claim(self) -> bool:
+        return self._claimed.acquire(blocking=False)
 
 
 class Saver:
-    """Carries out one save at a time. `submit` and `settle` are for the training thread."""
+    """`submit`, `make_room` and `settle` are for the training thread. `spool` is set before the first save."""
 
-    def __init__(self, transport: Transport, declare_ready: Callable[[], None]) -> None:
-        self._transport = transport
-        self._declare_ready = declare_ready
+    def __init__(self, steps: Steps, *, spool_saves: int, patience_seconds: float) -> None:
+        if spool_saves < 1:
+            raise Invalid(f"spool_saves is {spool_saves!r}: expected at least 1", field="spool_saves")
+        self.tally = Tally()
+        self.watch = WeightsWatch()
+        self.spool: Spool | None = None
+        self._steps = steps
+        self._patience_seconds = patience_seconds
+        self._uploader = Uploader(steps, self.tally, waiting=spool_saves, patience_seconds=patience_seconds)
         self._thread: threading.Thread | None = None
         self._last: SaveHandle | None = None
+        self._open: list[SaveHandle] = []
+        self._capture: _Capture | None = None
 
     def submit(self, job: Job) -> SaveHandle:
-        """Start a save. Call `settle` before: one save is in flight at a time."""
+        """Start a save. Call `make_room` before: one buffer is in use at a time."""
+        self.tally.begin()
         self._last = job.handle
         log.info("save of step %d queued (%s)", job.handle.step, job.handle.save)
         # No daemon, and of no pool: the interpreter ends the main thread first and then waits for this one, which
         # thus can tell that nobody asks any more.
-        self._thread = threading.Thread(target=self._run, args=(job,), name="ckptd-save")
+        if self.spool is None:
+            self._thread = threading.Thread(target=self._run, args=(job,), name="ckptd-save")
+        else:
+            self._open.append(job.handle)
+            self._capture = _Capture(job)
+            self._thread = threading.Thread(target=self._secure, args=(self._capture,), name="ckptd-save")
         self._thread.start()
         return job.handle
 
+    def make_room(self, deadline_seconds: float) -> None:
+        """Wait until the next save may be captured, and raise what the caller has to know before.
+
+        Without a spool that is the outcome of the save before. With one, its bytes are safe somewhere: at the latest
+        when the patience with the storage is over, counted from that save's own start, and the local disk has them.
+        """
+        if self.spool is None:
+            self._settle_last(deadline_seconds)
+            return
+        capture = self._capture
+        if capture is not None:
+            patience = capture.job.started_at + self._patience_seconds - time.monotonic()
+            if not capture.safe.wait(max(0.0, patience)) and capture.claim():
+                log.warning("save of step %d: the storage does not take it in time", capture.job.handle.step)
+                self._hand_over(capture, None, None)
+            if not capture.safe.wait(deadline_seconds):
+                raise Unavailable(
+                    f"the local disk did not take the save of step {capture.job.handle.step} within"
+                    f" {deadline_seconds:.0f} s",
+                    do=f"Look at the disk that {self.spool.folder} is on.",
+                )
+        self._raise_what_is_final()
+
     def settle(self, deadline_seconds: float) -> None:
-        """Wait for the save in flight, and raise what made it fail unless the caller knows already."""
-        if self._last is not None and not self._last.told:
-            self._last.wait(deadline_seconds + SLACK_SECONDS)
+        """Wait until everything is durable, and raise what made it fail unless the caller knows already."""
+        if self.spool is None:
+            self._settle_last(deadline_seconds)
+            return
+        give_up_at = time.monotonic() + deadline_seconds
+        late = [handle for handle in self._open if not handle.join(max(0.0, give_up_at - time.monotonic()))]
+        self._raise_what_is_final()
+        if late:
+            steps = [handle.step for handle in late]
+            raise Unavailable(
+                f"the saves of steps {steps} are not durable after {deadline_seconds:.0f} s; durable is step"
+                f" {self.tally.durable_step}",
+                do="Bring the storage back; a later start resumes from what is durable.",
+                steps=steps,
+            )
+        self._settle_last(0.0)
+        self._uploader.flush()
 
     def close(self) -> None:
         if self._thread is not None:
-            self._thread.join()
+            self._thread.join(None if self.spool is None else SLACK_SECONDS)
+        self._uploader.close()
+
+    def _settle_last(self, deadline_seconds: float) -> None:
+        if self._last is not None and not self._last.told:
+            self._last.wait(deadline_seconds + SLACK_SECONDS)
+
+    def _raise_what_is_final(self) -> None:
+        """With a spool an outage is no error: it is counted and logged. What no waiting mends is raised, once, or
+        each time if a younger incarnation has taken over."""
+        if self._uploader.fenced is not None:
+            raise self._uploader.fenced
+        ended = [handle for handle in self._open if handle.over]
+        self._open = [handle for handle in self._open if handle not in ended]
+        for handle in ended:
+            if handle.error is not None and not handle.told and _is_final(handle):
+                handle.told = True
+                raise handle.error
+
+    # With a spool.
+
+    def _secure(self, capture: _Capture) -> None:
+        """On the save thread: to the storage, if that is there; else the spool."""
+        payload: ObjectRef | None = None
+        failure: BaseException | None = None
+        job = capture.job
+        try:
+            if job.captured is not None and not self._uploader.away:
+                payload = self._steps.write_payload(job, seconds=self._patience_seconds)
+        except Unavailable as error:
+            log.warning("save of step %d goes to the spool: %s", job.handle.step, describe(error))
+        except BaseException as error:  # noqa: BLE001 - handed to the caller's next call
+            failure = error
+        if capture.claim():
+            self._hand_over(capture, payload, failure)
+        else:
+            what = describe(failure) if failure is not None else "done" if payload else "not done"
+            log.info("save of step %d: the write that took too long was not used (%s)", job.handle.step, what)
+
+    def _hand_over(self, capture: _Capture, payload: ObjectRef | None, failure: BaseException | None) -> None:
+        """The claimed bytes are made safe, the buffer is let go, the uploader has the rest."""
+        job, spool = capture.job, self.spool
+        assert spool is not None
+        item = Item(job, payload=payload)
+        try:
+            if failure is not None:
+                raise failure
+            self.watch.look(job.captured, job.weights, job.handle.step, job.handle.warnings)
+            if job.captured is not None and payload is None:
+                item.file = spool.write(job.handle.save, job.captured)
+                job.handle.spooled = True
+                self.tally.spool()
+        except BaseException as error:  # noqa: BLE001 - handed to the caller's next call
+            failure = error
+        if job.captured is not None:
+            job.captured.release()
+        if failure is None:
+            self._uploader.add(item)
+        else:
+            job.handle.finish(failure)
+            log.warning("save of step %d failed: %s %s", job.handle.step, describe(failure), self.tally.counts)
+            self._uploader.owe(job, failure)
+        capture.safe.set()
+
+    # Without a spool.
 
     def _run(self, job: Job) -> None:
-        """On the background thread: every outcome ends up in the handle."""
+        """On the save thread: every outcome ends up in the handle."""
         error: BaseException | None = None
+        doubt: tuple[Item, Unavailable] | None = None
         try:
-            self._save(job)
+            doubt = self._save(job)
         except BaseException as caught:  # noqa: BLE001 - handed to the caller's next call
             error = caught
         if job.captured is not None:
             job.captured.release()  # before the outcome is known: who learns of it may save again at once
+        if doubt is not None:
+            self._uploader.ask_on(*doubt)
+            return
         if error is None:
             log.info("save of step %d durable (%s)", job.handle.step, job.handle.save)
         else:
             log.error("save of step %d failed: %s", job.handle.step, describe(error))
         job.handle.finish(error)
 
-    def _save(self, job: Job) -> None:
+    def _save(self, job: Job) -> tuple[Item, Unavailable] | None:
+        """None when it is durable; what is left to be asked if that is not known at the deadline."""
         if job.rank != 0:
             if job.captured is not None:
                 self._write_part(job)
-            self._follow(job)
-            return
+            if self._steps.is_durable(job, deadline_seconds=job.left_seconds, wanted=lambda: not ending()):
+                return None
+            return Item(job), not_committed(job)
         try:
             self._write_part(job)
-            ref = self._write_manifest(job)
-            self._insist(job, self._declare_ready)
+            self.watch.look(job.captured, job.weights, job.handle.step, job.handle.warnings)
+            found, missing = self._steps.find_parts(job, deadline_seconds=job.left_seconds)
+            if missing:
+                raise self._steps.missing(job, missing)
+            ref = self._steps.write_manifest(job, found)
+            self._insist(job, self._steps.declare_ready)
         except Exception as error:
             self._call_off(job, error)
             raise
-        self._commit(job, ref)
+        return self._commit(job, ref)
 
     def _write_part(self, job: Job) -> None:
-        """Payload, then the part manifest that says it is whole. A failed writer says so in its part manifest."""
+        """Payload, then the part manifest that says it is whole."""
         try:
-            ref = self._write_payload(job)
-            _point("payload-written", job)
+            ref = self._steps.write_payload(job, seconds=job.left_seconds)
         except Exception as error:
             if job.rank != 0:
-                self._tell_failure(job, error)
+                try:
+                    self._steps.tell_failure(job, error)
+                except CkptdError as second:
+                    note(error, "rank 0 could not be told", second)
             raise
-        self._put_part(job, self._part(job, payload_ref=ref))
+        self._steps.put_part(job, ref)
 
-    def _tell_failure(self, job: Job, error: Exception) -> None:
+    def _commit(self, job: Job, ref: ManifestRef) -> tuple[Item, Unavailable] | None:
+        """Rank 0. A commit that was refused calls the save off; one whose outcome is not known is asked for again."""
         try:
-            self._put_part(job, self._part(job, error=describe(error)))
-        except CkptdError as second:
-            error.add_note(f"and rank 0 could not be told: {describe(second)}")
-
-    def _put_part(self, job: Job, part: Part) -> None:
-        key = layout.part_key(job.run, job.handle.save, job.rank, layout.new_nonce())
-        _put(self._transport.storage, key, part.stored())
-        _point("part-written", job)
-        self._transport.report_part(job.handle.save, job.rank)
-
-    def _write_payload(self, job: Job) -> ObjectRef:
-        """Each try under a new name: a file whose write failed is never trusted again."""
-        if job.captured is None:
-            raise AssertionError("a writer without captured state")
-        captured = job.captured
-
-        def write() -> ObjectRef:
-            key = layout.payload_key(job.run, job.handle.save, job.rank, layout.new_nonce())
-            _point("payload-begin", job)
-            return payload.write(self._transport.storage, key, captured)
-
-        return again(write, seconds=job.left_seconds, tries=WRITE_TRIES)
-
-    def _write_manifest(self, job: Job) -> ManifestRef:
-        """Rank 0: all parts, in one manifest."""
-        parts = self._gather(job)
-        try:
-            manifest = Manifest(
-                run=job.run,
-                generation=job.generation,
-                save=job.handle.save,
-                step=job.handle.step,
-                world=job.world,
-                metrics=job.metrics,
-                producer=f"ckptd {__version__}",
-                parts=tuple(parts),
-            )
-        except ValidationError as error:
-            raise Corrupt(f"the parts of save {job.handle.save} are not of one save: {error}"[:1000]) from error
-        data = manifest.stored()
-        ref = ManifestRef.of(manifest, data)
-        _put(self._transport.storage, ref.key, data)
-        _point("manifest-written", job)
-        return ref
-
-    def _commit(self, job: Job, ref: ManifestRef) -> None:
-        """Rank 0. A commit that was refused calls the save off; one whose outcome is not known is left alone."""
-        request = CommitRequest(
-            generation=job.generation,
-            save=job.handle.save,
-            step=job.handle.step,
-            writers=job.writers,
-            manifest=ref,
-        )
-        _point("before-commit", job)
-        try:
-            self._insist(job, lambda: self._transport.commit(request))
-        except Unavailable:
-            raise
+            self._insist(job, lambda: self._steps.commit(job, ref))
+        except Unavailable as error:
+            return Item(job, manifest=ref), not_known(job, error)
         except CkptdError as error:
             self._call_off(job, error)
             raise
-        _point("after-commit", job)
-
-    def _gather(self, job: Job) -> list[Part]:
-        """The parts of exactly the writers 0..w-1, or the reason why there is no such set."""
-        found = self._transport.parts(job.handle.save, job.writers, deadline_seconds=job.left_seconds).parts
-        missing = [writer for writer in range(job.writers) if str(writer) not in found]
-        if missing:
-            raise Unavailable(
-                f"save of step {job.handle.step}: no part from ranks {missing} within {job.deadline_seconds:.0f} s",
-                do="With per_rank state, call save on every rank with the same step and with per_rank.",
-                save=job.handle.save,
-            )
-        parts = []
-        for writer in range(job.writers):
-            data = self._transport.storage.get(found[str(writer)], MAX_MANIFEST_BYTES)
-            try:
-                part = Part.model_validate_json(data)
-            except ValidationError as error:
-                raise Corrupt(f"{found[str(writer)]} is no part manifest: {error}"[:1000]) from error
-            if part.error is not None:
-                raise Unavailable(
-                    f"save of step {job.handle.step} is off: rank {writer} could not write: {part.error}",
-                    save=job.handle.save,
-                )
-            parts.append(part)
-        return parts
-
-    def _follow(self, job: Job) -> None:
-        """Another rank: learn what became of the save, unless the program is ending and nobody asks any more."""
-        status = self._transport.save_status(
-            job.handle.save, deadline_seconds=job.left_seconds, wanted=threading.main_thread().is_alive
-        )
-        _raise_unless_durable(job, status)
+        return None
 
     def _call_off(self, job: Job, error: Exception) -> None:
-        """Tell the other ranks, unless a younger incarnation tells them already. If that fails too, they find out by
-        their own deadline."""
-        if isinstance(error, Fenced):
-            return
-        request = AbortRequest(generation=job.generation, reason=describe(error)[:1000])
+        """Tell the other ranks. If that fails too, they find out by their own deadline."""
         try:
-            self._transport.abort(job.handle.save, request)
+            self._steps.call_off(job, error)
         except CkptdError as second:
-            error.add_note(f"and calling the save off failed: {describe(second)}")
+            note(error, "calling the save off failed", second)
 
     def _insist(self, job: Job, call: Callable[[], None]) -> None:
         """Repeat while the outcome is open and there is time: the call recognises its own earlier write."""
@@ -275,45 +263,10 @@ class Saver:
                     raise
             time.sleep(min(RETRY_SECONDS, job.left_seconds))
 
-    def _part(self, job: Job, *, payload_ref: ObjectRef | None = None, error: str | None = None) -> Part:
-        return Part(
-            run=job.run,
-            generation=job.generation,
-            save=job.handle.save,
-            step=job.handle.step,
-            writer=job.rank,
-            payload=payload_ref,
-            shared=job.shared if error is None else None,
-            per_rank=job.per_rank if error is None else None,
-            error=error[:2000] if error is not None else None,
-        )
 
-
-def _point(name: str, job: Job) -> None:
-    failpoint(name, rank=job.rank, step=job.handle.step, generation=job.generation)
-
-
-def _raise_unless_durable(job: Job, status: SaveStatus) -> None:
-    what = f"save of step {job.handle.step} ({status.save})"
-    match status.status:
-        case "aborted":
-            raise Conflict(f"{what} was called off: {status.detail}", save=status.save)
-        case "fenced":
-            raise Fenced(f"{what} came too late: {status.detail}", save=status.save)
-        case "pending" if threading.main_thread().is_alive():
-            raise Unavailable(f"{what} was not committed within {job.deadline_seconds:.0f} s", save=status.save)
-        case _:
-            return
-
-
-def _put(storage: Storage, key: str, data: bytes) -> None:
-    """Write a small object whose name no other content can have; a retry that finds it there is done."""
-
-    def put() -> None:
-        try:
-            storage.put(key, [data], len(data))
-        except AlreadyExists:
-            if storage.get(key, len(data)) != data:
-                raise
-
-    again(put, seconds=PUT_SECONDS, tries=WRITE_TRIES)
+def _is_final(handle: SaveHandle) -> bool:
+    """Whether the caller has to do something about it. A save that others called off, or newer ones took the place
+    of, costs a checkpoint and no more."""
+    error = handle.error
+    called_off = isinstance(error, Conflict) and "called_off" in error.fields
+    return not (isinstance(error, Unavailable) or handle.superseded or called_off)

@@ -8,6 +8,7 @@ errors = job.outcomes(...)                                    # the same, except
 from __future__ import annotations
 
 import faulthandler
+import fnmatch
 import json
 import socket
 import sys
@@ -16,6 +17,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -24,13 +26,16 @@ import torch
 import uvicorn
 from torch._C._distributed_c10d import HashStore
 
+from ckptd import layout
 from ckptd.ledger import Ledger
 from ckptd.service.app import create_app
 from ckptd.service.settings import ServiceSettings
-from ckptd.storage import init_root, open_storage
+from ckptd.storage import open_storage
 from ckptd.storage.base import Storage
 from ckptd.testing.faulty import FaultyStorage
 from ckptd_client import CheckpointClient, transport
+from ckptd_client.agreement import Store
+from tests.homes import Stored, everything
 
 T = TypeVar("T")
 DEADLINE_SECONDS = 60.0
@@ -69,21 +74,28 @@ def results(found: Sequence[T | BaseException]) -> list[T]:
 
 
 class Drive:
-    """A folder as the shared drive. A client that is told `url_for(machine)` works on `seen_by(machine)`."""
+    """The storage that all ranks share: a folder or a bucket's prefix, initialised. A client that is told
+    `url_for(machine)` works on `seen_by(machine)`."""
 
-    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.folder = folder
-        self.url = f"file://{folder}"
-        self.uuid = init_root(self.url)
-        self.storage: Storage = open_storage(self.url)
+    def __init__(self, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.url = url
+        self.storage: Storage = open_storage(url)
         self._machines: dict[str, FaultyStorage] = {}
+        self._lock = threading.Lock()
         monkeypatch.setattr(transport, "open_storage", self._open)
 
     def url_for(self, machine: str | int) -> str:
         return f"{machine}+{self.url}"
 
     def seen_by(self, machine: str | int) -> FaultyStorage:
-        return self._machines.setdefault(self.url_for(machine), FaultyStorage(open_storage(self.url)))
+        url = self.url_for(machine)
+        with self._lock:
+            if url not in self._machines:
+                # A folder is opened by each machine, for what a process remembers of one. Of a bucket it remembers
+                # nothing, and its connections take long to make.
+                on_s3 = self.url.startswith("s3://")
+                self._machines[url] = FaultyStorage(self.storage if on_s3 else open_storage(self.url))
+            return self._machines[url]
 
     def _open(self, url: str) -> Storage:
         machine, plus, _ = url.partition("+")
@@ -93,35 +105,45 @@ class Drive:
         storage.check_root()
         return storage
 
+    def beside(self, name: str) -> str:
+        """The URL of another root, not initialised: an empty folder, or a prefix where nothing is."""
+        url = f"{self.url.rpartition('/')[0]}/{name}"
+        if url.startswith("file://"):
+            Path(url.removeprefix("file://")).mkdir()
+        return url
+
     def ledger(self) -> Ledger:
         """Another reader of the log, with nothing remembered."""
-        return Ledger(open_storage(self.url))
+        return Ledger(self.storage)
+
+    def records(self, run: str = RUN) -> list[dict[str, Any]]:
+        """The records in the log."""
+        folder = layout.log_folder(run)
+        return [
+            json.loads(Stored(self.storage, f"{folder}/{slot}").read_bytes()) for slot in self.storage.list(folder)
+        ]
 
     def kinds(self, run: str = RUN) -> list[str]:
         """The kinds of the records in the log."""
-        folder = self.folder / "runs" / run / "log"
-        return [json.loads(path.read_bytes())["kind"] for path in sorted(folder.iterdir())]
+        return [record["kind"] for record in self.records(run)]
 
     def steps(self, run: str = RUN) -> list[int]:
         """The steps that are checkpoints."""
         return [c.step for c in self.ledger().checkpoints(run)]
 
-    def objects(self, step: int, run: str = RUN) -> list[Path]:
-        """The payload files of a step, by writer."""
+    def find(self, pattern: str, run: str = RUN) -> list[Stored]:
+        """The objects of a run whose keys below its folder match, in order. A `*` takes slashes, too."""
+        keys = fnmatch.filter(everything(self.storage), f"runs/{run}/{pattern}")
+        return [Stored(self.storage, key) for key in sorted(keys)]
+
+    def objects(self, step: int, run: str = RUN) -> list[Stored]:
+        """The payload objects of a step, by writer."""
         ledger = self.ledger()
         manifest = ledger.manifest(ledger.checkpoint_at(run, step).manifest)
-        return [self.folder / ref.key for ref in manifest.objects()]
+        return [Stored(self.storage, ref.key) for ref in manifest.objects()]
 
-    def manifest(self, step: int, run: str = RUN) -> Path:
-        return self.folder / self.ledger().checkpoint_at(run, step).manifest.key
-
-
-def spoil(path: Path, *, at: int = -1, cut: bool = False) -> None:
-    """Flip one byte of a file on the drive, or cut it there."""
-    data = bytearray(path.read_bytes())
-    data[at] ^= 1
-    path.chmod(0o600)
-    path.write_bytes(data[:at] if cut else data)
+    def manifest(self, step: int, run: str = RUN) -> Stored:
+        return Stored(self.storage, self.ledger().checkpoint_at(run, step).manifest.key)
 
 
 @dataclass
@@ -163,6 +185,27 @@ class Job:
 
     def run(self, function: Callable[[CheckpointClient], T], **options: Any) -> list[T]:
         return results(self.outcomes(function, **options))
+
+
+class TellingStore:
+    """A store that releases a semaphore for every key written that ends so."""
+
+    def __init__(self, inner: Store, ending: str) -> None:
+        self._inner, self._ending, self.told = inner, ending, threading.Semaphore(0)
+
+    def set(self, key: str, value: str) -> None:
+        self._inner.set(key, value)
+        if self._ending in key:
+            self.told.release()
+
+    def get(self, key: str) -> bytes:
+        return self._inner.get(key)
+
+    def wait(self, keys: list[str], timeout: timedelta) -> None:
+        self._inner.wait(keys, timeout)
+
+    def check(self, keys: list[str]) -> bool:
+        return self._inner.check(keys)
 
 
 class Trained:

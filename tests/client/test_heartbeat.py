@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 from ckptd.errors import Conflict, Fenced, Unavailable
+from ckptd.keeper import Keeper
+from ckptd.ledger import Ledger
 from ckptd.wire import BeginRequest, Heartbeat, HeartbeatAnswer, OpenRequest
 from ckptd_client.heartbeat import Heart
 from ckptd_client.transport import Transport
@@ -72,6 +74,15 @@ def test_a_younger_incarnation_is_told_at_the_next_check_and_the_heart_stops(dir
     heart.stop()
 
 
+def test_a_roll_back_is_told_at_the_next_check_and_the_heart_stops(direct: Transport) -> None:
+    heart, _ = beating(direct, [lambda: HeartbeatAnswer(generation=3, attempt=MINE, rolled_back=True)])
+    assert ended(heart)
+    with pytest.raises(Fenced, match="was rolled back, which ended generation 3") as caught:
+        heart.check()
+    assert "its restart resumes from the checkpoint that was chosen" in caught.value.do
+    heart.stop()
+
+
 def test_without_a_service_there_is_nobody_to_tell(direct: Transport) -> None:
     heart = Heart(direct, BEAT, beat_seconds=0.001)
     assert ended(heart)
@@ -90,6 +101,28 @@ def test_the_service_hears_it_and_tells_who_took_over(drive: Drive) -> None:
         assert ended(heart)
         with pytest.raises(Fenced):
             heart.check()
+
+
+def test_a_running_job_learns_early_that_it_was_rolled_back(drive: Drive) -> None:
+    """From the service, at its next call, before it writes anything; its restart resumes from there."""
+    with serving(drive) as url:
+        with Job(drive, url=url).client() as client:
+            client.restore(Trained().app)
+            for step in (1, 2):
+                client.save(Trained().app, step=step)
+                client.wait()
+            ledger = Ledger(drive.seen_by(0))
+            Keeper(ledger).rollback(RUN, ledger.checkpoint_at(RUN, 1).save, who="ann", reason="")
+            assert client._heart is not None
+            client._heart._beat_seconds = 0.001
+            assert ended(client._heart)
+            before = drive.seen_by(0).calls["put"]
+            with pytest.raises(Fenced, match="was rolled back") as caught:
+                client.save(Trained().app, step=3)
+            assert drive.seen_by(0).calls["put"] == before
+            assert "its restart resumes from the checkpoint that was chosen" in caught.value.do
+        with Job(drive, url=url).client() as client:
+            assert client.restore(Trained().app) == 1
 
 
 def test_a_save_of_a_fenced_job_fails_before_anything_is_written(drive: Drive, monkeypatch: Any) -> None:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
+from torch._C._distributed_c10d import HashStore
 
 from ckptd.errors import (
     CkptdError,
@@ -24,9 +22,20 @@ from ckptd.errors import (
 )
 from ckptd.storage import init_root
 from ckptd.wire import Answer
-from ckptd_client import CheckpointClient, Found, agreement, incarnation, patience
+from ckptd_client import CheckpointClient, Found, agreement, incarnation
 from ckptd_client.patience import patiently
-from tests.client.ranks import DEADLINE_SECONDS, Drive, Job, Trained, on_threads, results, serving, spoil, train
+from tests.client.ranks import (
+    DEADLINE_SECONDS,
+    Drive,
+    Job,
+    TellingStore,
+    Trained,
+    on_threads,
+    results,
+    serving,
+    train,
+)
+from tests.homes import everything, spoil
 
 WORLD = 4
 
@@ -39,14 +48,6 @@ def latest(client: CheckpointClient) -> tuple[int, str | None]:
 def errors_of(outcomes: list[Any]) -> list[CkptdError]:
     assert all(isinstance(outcome, CkptdError) for outcome in outcomes), outcomes
     return outcomes
-
-
-@pytest.fixture
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No second of waiting where the test is not about it."""
-    monkeypatch.setattr(patience, "FIRST_SECONDS", 0.02)
-    monkeypatch.setattr(patience, "JITTER_SECONDS", 0.02)
-    monkeypatch.setattr(incarnation, "RETRY_SECONDS", 0.02)
 
 
 class Zombie:
@@ -179,15 +180,14 @@ def test_a_question_that_failed_can_be_asked_again(drive: Drive, quick: None) ->
 # No answer.
 
 
-def test_S7_a_drive_that_one_rank_has_not_mounted_is_no_new_run_for_anybody(drive: Drive, tmp_path: Path) -> None:
+def test_S7_a_drive_that_one_rank_has_not_mounted_is_no_new_run_for_anybody(drive: Drive) -> None:
     train(drive, [5])
-    empty = tmp_path / "empty"
-    empty.mkdir()
+    empty = drive.beside("empty")
     job = Job(drive, WORLD)
 
     def ask(rank: int) -> Callable[[], Found | None]:
         def run() -> Found | None:
-            url = f"file://{empty}" if rank == 2 else drive.url_for(rank)
+            url = empty if rank == 2 else drive.url_for(rank)
             with CheckpointClient(url, "en-it", rank=rank, world_size=WORLD, store=job.store) as client:
                 return client.latest()
 
@@ -199,12 +199,12 @@ def test_S7_a_drive_that_one_rank_has_not_mounted_is_no_new_run_for_anybody(driv
     assert all(isinstance(error, NotInitialised) for error in errors)
     assert all("ckptd-root.json" in error.message for error in errors)
     assert [error.message.startswith("rank 2: ") for error in errors] == [True, True, False, True]
-    assert list(empty.iterdir()) == []
+    assert not any("/empty/" in name for name in everything(drive.storage))
 
 
-def test_S7_another_storage_on_one_rank_is_found_out(drive: Drive, tmp_path: Path) -> None:
+def test_S7_another_storage_on_one_rank_is_found_out(drive: Drive) -> None:
     train(drive, [5])
-    other = f"file://{tmp_path / 'other'}"
+    other = drive.beside("other")
     init_root(other)
     job = Job(drive, 2)
 
@@ -219,12 +219,12 @@ def test_S7_another_storage_on_one_rank_is_found_out(drive: Drive, tmp_path: Pat
     errors = errors_of(on_threads([right_drive, other_drive]))
     assert all(isinstance(error, NotInitialised) for error in errors)
     assert "rank 1 sees storage" in errors[0].message
-    assert not (tmp_path / "other" / "runs").exists()
+    assert not any("/other/runs/" in name for name in everything(drive.storage))
 
 
-def test_a_root_without_a_marker_is_refused_at_once_with_both_reasons(tmp_path: Path) -> None:
+def test_a_root_without_a_marker_is_refused_at_once_with_both_reasons(bare_home: str) -> None:
     with pytest.raises(NotInitialised, match="new storage, or a drive that is not mounted") as caught:
-        CheckpointClient(f"file://{tmp_path}", "en-it", rank=0, world_size=1)
+        CheckpointClient(bare_home, "en-it", rank=0, world_size=1)
     assert "ckptd init" in caught.value.do
 
 
@@ -238,7 +238,7 @@ def test_S7_storage_that_stays_down_is_unreachable_on_all_ranks(drive: Drive, qu
     clients[0].close()
 
 
-def test_S7_the_ranks_learn_why_rank_0_got_no_answer(drive: Drive, quick: None) -> None:
+def test_S7_the_ranks_learn_why_rank_0_got_no_answer(drive: Drive, impatient: None) -> None:
     train(drive, [5])
 
     def ask(client: CheckpointClient) -> Found | None:
@@ -246,7 +246,7 @@ def test_S7_the_ranks_learn_why_rank_0_got_no_answer(drive: Drive, quick: None) 
             drive.seen_by(0).fail_before("list", times=None, error=Unavailable("planned: the drive is gone"))
         return client.latest()
 
-    errors = errors_of(Job(drive, 3).outcomes(ask, start_deadline_seconds=1.0))
+    errors = errors_of(Job(drive, 3).outcomes(ask))
     assert all(isinstance(error, Unreachable) for error in errors)
     assert [error.message for error in errors[1:]] == ["rank 0: planned: the drive is gone"] * 2
 
@@ -261,11 +261,13 @@ def test_an_outage_that_ends_in_time_is_waited_out(drive: Drive, quick: None) ->
 
 def test_a_rank_that_does_not_come_is_named(drive: Drive, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(agreement, "GRACE_SECONDS", 0.0)
-    job = Job(drive, 3)
+    store = TellingStore(HashStore(), "/hello/2")
+    job = Job(drive, 3, store=store)
 
     def ask(rank: int) -> Callable[[], Found | None]:
         def run() -> Found | None:
             with job.client(rank, start_deadline_seconds=0.5) as client:
+                assert rank == 2 or store.told.acquire(timeout=DEADLINE_SECONDS)
                 return client.latest()
 
         return run
@@ -278,7 +280,7 @@ def test_a_rank_that_does_not_come_is_named(drive: Drive, monkeypatch: pytest.Mo
 def test_S7_a_run_whose_checkpoints_are_all_damaged_is_corrupt_with_the_reason_for_each(drive: Drive) -> None:
     train(drive, [5, 10])
     spoil(drive.manifest(5))
-    os.unlink(drive.objects(10)[0])
+    drive.objects(10)[0].unlink()
     errors = errors_of(Job(drive, WORLD).outcomes(lambda client: client.latest()))
     assert all(isinstance(error, Corrupt) for error in errors)
     for error in errors:
@@ -291,14 +293,15 @@ def test_S7_a_run_whose_checkpoints_are_all_damaged_is_corrupt_with_the_reason_f
 
 def test_S7_a_run_with_commits_is_never_new_though_its_payload_is_gone(drive: Drive) -> None:
     train(drive, [5])
-    shutil.rmtree(drive.folder / "runs" / "en-it" / "data")
+    for payload in drive.find("data/*"):
+        payload.unlink()
     with pytest.raises(Corrupt), Job(drive).client() as client:
         client.latest()
 
 
 def test_S8_a_checkpoint_that_is_evidently_gone_or_cut_is_passed_over(drive: Drive) -> None:
     train(drive, [5, 10, 15])
-    os.unlink(drive.objects(15)[0])
+    drive.objects(15)[0].unlink()
     spoil(drive.objects(10)[0], at=-100, cut=True)
     assert Job(drive, 2).run(latest) == [(2, "g00000001-000000000005-r1")] * 2
     assert drive.kinds().count("checkpoint-quarantined") == 2

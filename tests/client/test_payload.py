@@ -23,7 +23,8 @@ from ckptd import layout
 from ckptd.digests import chunk_digest
 from ckptd.errors import AlreadyExists, Corrupt, Invalid
 from ckptd.manifest import ObjectRef
-from ckptd.storage.base import Buffer
+from ckptd.storage import open_storage
+from ckptd.storage.base import Buffer, Storage
 from ckptd.storage.local import LocalStorage
 from ckptd.storage.memory import MemoryStorage
 from ckptd_client import dtypes, payload
@@ -39,13 +40,15 @@ def capture(state: object) -> tuple[Flat, Captured]:
     return flat, HostSnapshot().capture([flat])
 
 
-def written(state: object, chunk_bytes: int = 1000) -> tuple[MemoryStorage, ObjectRef, JsonValue]:
+def written(
+    state: object, chunk_bytes: int = 1000, storage: Storage | None = None
+) -> tuple[Storage, ObjectRef, JsonValue]:
     flat, captured = capture(state)
-    storage = MemoryStorage()
+    storage = storage or MemoryStorage()
     return storage, payload.write(storage, KEY, captured, chunk_bytes=chunk_bytes), flat.tree
 
 
-def file_bytes(storage: MemoryStorage, ref: ObjectRef) -> bytes:
+def file_bytes(storage: Storage, ref: ObjectRef) -> bytes:
     return storage.get(ref.key, ref.size)
 
 
@@ -70,7 +73,7 @@ def same_bits(left: torch.Tensor, right: torch.Tensor) -> bool:
 
 
 @pytest.mark.parametrize("chunk_bytes", [1, 500, 4096, 5000, 10**6])
-def test_state_to_file_to_state(chunk_bytes: int) -> None:
+def test_state_to_file_to_state(chunk_bytes: int, store: Storage) -> None:
     state: dict[str, Any] = {
         "tensors": tensors_of_all_dtypes(),
         "arrays": [np.arange(3, dtype=">i4"), np.array("2024", "M8[Y]"), np.array(["ab", "c"]), np.zeros((0, 3))],
@@ -79,7 +82,7 @@ def test_state_to_file_to_state(chunk_bytes: int) -> None:
         "empty": torch.empty(0, 3),
         "step": 3,
     }
-    storage, ref, tree = written(state, chunk_bytes)
+    storage, ref, tree = written(state, chunk_bytes, store)
     back: Any = unflatten(tree, payload.read(storage, ref))
     assert all(same_bits(back["tensors"][name], tensor) for name, tensor in state["tensors"].items())
     for found, expected in zip(back["arrays"], state["arrays"], strict=True):
@@ -87,14 +90,13 @@ def test_state_to_file_to_state(chunk_bytes: int) -> None:
     assert (back["blob"], back["scalar"], back["empty"].shape, back["step"]) == (b"x" * 300, 1.5, (0, 3), 3)
 
 
-def test_through_a_drive(tmp_path: Path) -> None:
-    storage = LocalStorage(tmp_path)
-    storage.initialise()
+def test_through_a_drive(home: str) -> None:
+    storage = open_storage(home)
     flat, captured = capture({"w": torch.arange(5000.0), "b": torch.ones(3, dtype=torch.bfloat16)})
     ref = payload.write(storage, KEY, captured, chunk_bytes=4096)
     back: Any = unflatten(flat.tree, payload.read(storage, ref))
     assert torch.equal(back["w"], torch.arange(5000.0))
-    assert safetensors.torch.load_file(tmp_path / KEY)["shared/w"].shape == (5000,)
+    assert safetensors.torch.load(storage.get(KEY, ref.size))["shared/w"].shape == (5000,)
     with pytest.raises(AlreadyExists):
         payload.write(storage, KEY, captured)
 

@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 import torch
 
+from ckptd.digests import sha256_hex
 from ckptd.errors import CkptdError, Conflict, Corrupt, Fenced, Invalid, OutcomeUnknown, Unavailable
 from ckptd.failpoints import hooked
-from ckptd_client import CheckpointClient, SaveHandle, saving
+from ckptd_client import CheckpointClient, SaveHandle, saving, steps
 from tests.client.ranks import DEADLINE_SECONDS, RUN, Drive, Job, Trained, on_threads, results, train
 
 WORLD = 4
@@ -47,7 +48,7 @@ def restored(drive: Drive) -> tuple[int, list[bytes]]:
 
 
 def tmp_files(drive: Drive) -> list[str]:
-    return [path.name for path in (drive.folder / "runs" / RUN / "tmp").iterdir()]
+    return [stored.name for stored in drive.find("tmp/*")]
 
 
 def in_background(function: Callable[[], Any]) -> tuple[threading.Thread, list[Any]]:
@@ -129,7 +130,7 @@ def test_W7_queued_is_one_thing_and_durable_another(
 ) -> None:
     caplog.set_level(logging.INFO, "ckptd")
     committing = drive.seen_by(0).pause("put", lambda key: of_log(key) and "0005" in key)
-    handle = client.save(Trained().app, step=7)
+    handle = client.save(Trained(updates=7).app, step=7)
     assert committing.arrived.wait(DEADLINE_SECONDS)
     assert handle.status == "queued"
     assert drive.kinds()[-1] == "generation-ready"
@@ -223,7 +224,7 @@ def test_W6_an_error_reaches_the_next_call_exactly_once(drive: Drive, client: Ch
     client.save(Trained().app, step=3, wait=True)
     client.close()
     assert drive.steps() == [3]
-    assert fault.fired == saving.WRITE_TRIES
+    assert fault.fired == steps.WRITE_TRIES
 
 
 def test_W6_who_has_seen_the_error_does_not_see_it_again(drive: Drive, client: CheckpointClient) -> None:
@@ -299,7 +300,7 @@ def two_saves(client: CheckpointClient) -> list[BaseException | None]:
 
 def test_W6_a_rank_that_cannot_write_calls_the_save_off_for_all(drive: Drive) -> None:
     fault = drive.seen_by(2).fail_before(
-        "put", of_payload, times=saving.WRITE_TRIES, error=Unavailable("planned: disk full")
+        "put", of_payload, times=steps.WRITE_TRIES, error=Unavailable("planned: disk full")
     )
     errors = Job(drive, WORLD).run(two_saves)
     first = [error for error, _ in errors]
@@ -313,11 +314,11 @@ def test_W6_a_rank_that_cannot_write_calls_the_save_off_for_all(drive: Drive) ->
         assert "disk full" in other.message
     assert [second for _, second in errors] == [None] * WORLD
     assert drive.steps() == [2]
-    assert fault.fired == saving.WRITE_TRIES
+    assert fault.fired == steps.WRITE_TRIES
 
 
 def test_W6_rank_0_that_cannot_write_calls_the_save_off_for_all(drive: Drive) -> None:
-    drive.seen_by(0).fail_before("put", of_payload, times=saving.WRITE_TRIES, error=Unavailable("planned: disk full"))
+    drive.seen_by(0).fail_before("put", of_payload, times=steps.WRITE_TRIES, error=Unavailable("planned: disk full"))
     errors = Job(drive, 3).run(two_saves)
     assert [type(first) for first, _ in errors] == [Unavailable, Conflict, Conflict]
     assert [second for _, second in errors] == [None] * 3
@@ -325,10 +326,13 @@ def test_W6_rank_0_that_cannot_write_calls_the_save_off_for_all(drive: Drive) ->
 
 
 def test_W3_a_rank_that_does_not_save_is_named_at_the_deadline(drive: Drive) -> None:
+    part = threading.Event()
+
     def life(client: CheckpointClient) -> list[CkptdError]:
         client.restore(Trained().app)
         if client.rank in (1, 3):
             return []
+        assert client.rank == 2 or part.wait(DEADLINE_SECONDS)
         with pytest.raises(CkptdError) as caught:
             client.save(Trained().app, step=1, per_rank={}, wait=True)
         return [caught.value]
@@ -343,7 +347,8 @@ def test_W3_a_rank_that_does_not_save_is_named_at_the_deadline(drive: Drive) -> 
 
         return run
 
-    (rank_0,), _, (rank_2,), _ = results(on_threads([on_rank(rank) for rank in range(WORLD)]))
+    with hooked("part-written", part.set):
+        (rank_0,), _, (rank_2,), _ = results(on_threads([on_rank(rank) for rank in range(WORLD)]))
     assert isinstance(rank_0, Unavailable)
     assert "no part from ranks [1, 3]" in rank_0.message
     assert isinstance(rank_2, Conflict)
@@ -353,7 +358,7 @@ def test_W3_a_rank_that_does_not_save_is_named_at_the_deadline(drive: Drive) -> 
 
 def test_W3_a_part_of_another_save_is_not_committed(drive: Drive) -> None:
     train(drive, [3], world=2, per_rank=True)
-    foreign = next((drive.folder / "runs" / RUN / "manifests").glob("*/part-1-*.json")).read_bytes()
+    foreign = drive.find("manifests/*/part-1-*.json")[0].read_bytes()
     assert json.loads(foreign)["step"] == 3
 
     def life(client: CheckpointClient) -> list[CkptdError]:
@@ -361,7 +366,7 @@ def test_W3_a_part_of_another_save_is_not_committed(drive: Drive) -> None:
         if client.rank == 1:
             return []
         folder = f"runs/{RUN}/manifests/g00000002-000000000004-a1"
-        drive.storage.put(f"{folder}/part-1-{'0' * 16}.json", [foreign], len(foreign))
+        drive.storage.put(f"{folder}/part-1-{sha256_hex(foreign)[:16]}.json", [foreign], len(foreign))
         with pytest.raises(CkptdError) as caught:
             client.save(Trained().app, step=4, per_rank={}, wait=True)
         return [caught.value]
@@ -375,7 +380,7 @@ def test_W3_a_part_of_another_save_is_not_committed(drive: Drive) -> None:
 
 def test_W4_an_object_that_went_away_before_the_commit_is_noticed(drive: Drive) -> None:
     def lose_an_object() -> None:
-        (victim,) = (drive.folder / "runs" / RUN / "data").glob("*/*-000000000001-*/1-*.safetensors")
+        (victim,) = drive.find("data/*/*-000000000001-*/1-*.safetensors")
         victim.unlink()
 
     def lose_it_once() -> None:
@@ -397,10 +402,9 @@ def test_W4_an_object_that_went_away_before_the_commit_is_noticed(drive: Drive) 
 @pytest.mark.parametrize("damage", ["cut", "other bytes"])
 def test_W4_the_manifest_is_read_back(drive: Drive, client: CheckpointClient, damage: str) -> None:
     def spoil() -> None:
-        (path,) = (drive.folder / "runs" / RUN / "manifests").glob("*/manifest-*.json")
-        data = path.read_bytes()
-        path.chmod(0o600)
-        path.write_bytes(data[:-1] if damage == "cut" else data.replace(b"ckptd 0", b"ckptd 9"))
+        (manifest,) = drive.find("manifests/*/manifest-*.json")
+        data = manifest.read_bytes()
+        manifest.write_bytes(data[:-1] if damage == "cut" else data.replace(b"ckptd 0", b"ckptd 9"))
 
     with hooked("before-commit", spoil), pytest.raises(Corrupt, match="is damaged"):
         client.save(Trained().app, step=1, wait=True)
@@ -432,7 +436,7 @@ def test_W5_a_commit_that_stays_unknown_is_not_called_off_and_may_land_later(dri
         lost = storage.fail_before("put", of_log, nth=2, times=None)
         with pytest.raises(OutcomeUnknown, match="is not known whether commit:"):
             client.save(Trained(updates=1).app, step=1, wait=True)
-        lost.heal()
+    lost.heal()
     assert "save-aborted" not in drive.kinds()
     assert not any(operation == "delete" and key.startswith("runs/") for operation, key in storage.history)
     assert late.release()
@@ -459,7 +463,7 @@ def test_a_rank_that_can_tell_nobody_says_so_itself(drive: Drive) -> None:
 
     def life(client: CheckpointClient) -> list[CkptdError]:
         client.restore(Trained().app)
-        client._save_deadline_seconds = 3.0
+        client._save_deadline_seconds = 0.5
         with pytest.raises(CkptdError) as caught:
             client.save(Trained().app, step=1, per_rank={}, wait=True)
         return [caught.value]
@@ -495,14 +499,31 @@ def test_W3_a_file_that_is_no_part_is_not_committed(drive: Drive) -> None:
         client.restore(Trained().app)
         if client.rank == 1:
             return []
-        name = f"runs/{RUN}/manifests/g00000001-000000000004-a1/part-1-{'0' * 16}.json"
-        drive.storage.put(name, [b"{}"], 2)
+        name = f"part-1-{sha256_hex(b'{}')[:16]}.json"
+        drive.storage.put(f"runs/{RUN}/manifests/g00000001-000000000004-a1/{name}", [b"{}"], 2)
         with pytest.raises(Corrupt, match="is no part manifest") as caught:
             client.save(Trained().app, step=4, per_rank={}, wait=True)
         return [caught.value]
 
     Job(drive, 2).run(life)
     assert drive.kinds()[-1] == "save-aborted"
+
+
+def test_W3_a_part_that_is_read_wrong_is_not_committed(drive: Drive) -> None:
+    """One wrong byte in it may be one of a digest: what is committed then would never load."""
+
+    def life(client: CheckpointClient) -> str:
+        client.restore(Trained().app)
+        client.save(Trained(updates=1).app, step=1, wait=True)
+        misread = drive.seen_by(0).flip(lambda key: "/part-0-" in key, at=100)
+        with pytest.raises(Corrupt, match="is not what its writer wrote"):
+            client.save(Trained(updates=2).app, step=2, wait=True)
+        misread.heal()
+        client.save(Trained(updates=3).app, step=3, wait=True)
+        return "went on"
+
+    assert Job(drive, 1).run(life) == ["went on"]
+    assert drive.steps() == [1, 3]
 
 
 def test_a_fenced_incarnation_learns_that_nothing_it_saves_counts(drive: Drive) -> None:

@@ -203,6 +203,22 @@ def test_K2_an_ended_generation_leaves_nothing_behind(ledger: Ledger, keeper: Ke
     Auditor(inner, RUN).assert_clean(acknowledged=[save(1, 1)])
 
 
+def test_K2_what_a_killed_writer_left_without_a_name_goes_with_its_generation(
+    ledger: Ledger, keeper: Keeper, inner: Storage
+) -> None:
+    live(ledger)
+    ledger.open(RUN, opening(B))
+    ledger.begin(RUN, beginning(B))
+    left = [f"{layout.tmp_folder(layout.payload_key(RUN, save(g, 1), 0, 'n'))}/nonce" for g in (1, 2)]
+    record = f"{layout.tmp_folder(layout.log_key(RUN, 1))}/nonce"
+    for key in (*left, record):
+        inner.put(key, [b"x"], 1)
+    assert keeper.collect(RUN).objects == 1
+    assert inner.list(layout.unnamed_folder(RUN)) == ["g00000002", "nonce"]
+    with pytest.raises(NotFound):
+        inner.size(left[0])
+
+
 def test_K1_killed_between_record_and_deletion_the_next_pass_goes_on(
     ledger: Ledger, keeper: Keeper, storage: FaultyStorage, inner: Storage
 ) -> None:
@@ -216,6 +232,20 @@ def test_K1_killed_between_record_and_deletion_the_next_pass_goes_on(
     assert other.collect(RUN).purged == tuple(names[:2])
     assert objects(inner, names[0]) == objects(inner, names[1]) == []
     assert keeper.collect(RUN).objects == 0
+
+
+def test_K1_what_comes_back_after_the_purge_goes_too(ledger: Ledger, keeper: Keeper, inner: Storage) -> None:
+    """A put that was thought lost lands after the deletion."""
+    live(ledger)
+    names = commit(ledger, inner, 1, 2, 3)
+    for name in names[1:]:
+        keeper.verify(RUN, name)
+    late = objects(inner, names[0])[-1]
+    keeper.retire(RUN, TWO)
+    keeper.collect(RUN)
+    inner.put(late, [b"late"], 4)
+    assert keeper.collect(RUN).objects == 1
+    assert objects(inner, names[0]) == []
 
 
 def test_two_keepers_at_once_do_it_once(ledger: Ledger, keeper: Keeper, inner: Storage) -> None:

@@ -123,6 +123,7 @@ def test_a_part_says_its_writer(writer: int) -> None:
 def test_temporary_files_lie_in_the_same_run() -> None:
     assert layout.tmp_folder("runs/r/log/1.json") == "runs/r/tmp"
     assert layout.tmp_folder("runs/r/data/g/s/x") == "runs/r/tmp"
+    assert layout.tmp_folder(layout.payload_key("r", "g00000007-000000000001-a1", 0, "n")) == "runs/r/tmp/g00000007"
     assert layout.tmp_folder(layout.ROOT_MARKER) == "tmp"
 
 

@@ -342,11 +342,30 @@ def test_D4_a_manifest_that_cannot_be_read_is_damaged(monkeypatch: pytest.Monkey
     storage = MemoryStorage()
     ref = ManifestRef(key=layout.manifest_key("r", SAVE, "ab" * 32), size=3, sha256="ab" * 32)
 
-    def get(key: str, max_bytes: int) -> bytes:
+    def sick(key: str, max_bytes: int = 0, *, fresh: bool = False) -> bytes:
         raise Unavailable("the drive", errno="EIO")
 
-    monkeypatch.setattr(storage, "get", get)
-    monkeypatch.setattr(storage, "size", lambda key: get(key, 0))
+    for method in ("get", "size", "reader"):
+        monkeypatch.setattr(storage, method, sick)
     assert observe_manifest(storage, ref) is not None
     with pytest.raises(Corrupt):
         check_size(storage, ref_of(DATA))
+
+
+def test_S5_a_manifest_is_read_again_around_caches(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[bool] = []
+    storage = MemoryStorage()
+    data = b"no manifest"
+    ref = ManifestRef(key=layout.manifest_key("r", SAVE, "ab" * 32), size=len(data), sha256="ab" * 32)
+    storage.put(ref.key, [data], len(data))
+    reader = storage.reader
+
+    def watched(key: str, *, fresh: bool = False) -> MemoryReader:
+        asked.append(fresh)
+        return reader(key, fresh=fresh)
+
+    monkeypatch.setattr(storage, "reader", watched)
+    assert observe_manifest(storage, ref) is not None
+    assert asked == [True]
+    longer = ref.model_copy(update={"size": 3})
+    assert observe_manifest(storage, longer) is not None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
 import pytest
 
@@ -11,25 +10,25 @@ from ckptd.errors import Unavailable
 from ckptd.manifest import ManifestRef, ObjectRef
 from ckptd.reading import read_manifest
 from ckptd.second import read_here, read_in_new_process, this_process
-from ckptd.storage.local import LocalStorage
+from ckptd.storage import open_storage
+from ckptd.storage.base import Storage
 from ckptd.storage.memory import MemoryStorage
 from ckptd.testing.faulty import FaultyStorage
 from tests.core.by_hand import overwrite, write_save
+from tests.homes import unmounted
 
 
 @pytest.fixture
-def storage(tmp_path: Path) -> LocalStorage:
-    storage = LocalStorage(tmp_path / "root")
-    storage.initialise()
-    return storage
+def storage(home: str) -> Storage:
+    return open_storage(home)
 
 
-def a_save(storage: LocalStorage | MemoryStorage) -> tuple[ManifestRef, ObjectRef]:
+def a_save(storage: Storage) -> tuple[ManifestRef, ObjectRef]:
     ref = write_save(storage, 1, 5).manifest
     return ref, read_manifest(storage, ref).objects()[0]
 
 
-def test_S5_another_process_reads(storage: LocalStorage) -> None:
+def test_S5_another_process_reads(storage: Storage) -> None:
     for ref in a_save(storage):
         reading = read_in_new_process(storage, ref)
         assert reading.damage is None
@@ -37,7 +36,7 @@ def test_S5_another_process_reads(storage: LocalStorage) -> None:
         assert reading.reader.process != f"pid {os.getpid()}"
 
 
-def test_S5_a_flipped_byte_on_the_medium_is_confirmed(storage: LocalStorage) -> None:
+def test_S5_a_flipped_byte_on_the_medium_is_confirmed(storage: Storage) -> None:
     _, ref = a_save(storage)
     data = bytearray(storage.get(ref.key, ref.size))
     data[20] ^= 1
@@ -48,7 +47,7 @@ def test_S5_a_flipped_byte_on_the_medium_is_confirmed(storage: LocalStorage) -> 
     assert damage == read_here(storage, ref).damage
 
 
-def test_S5_a_reader_that_is_wrong_alone_is_not_confirmed(storage: LocalStorage) -> None:
+def test_S5_a_reader_that_is_wrong_alone_is_not_confirmed(storage: Storage) -> None:
     _, ref = a_save(storage)
     faulty = FaultyStorage(storage)
     faulty.flip(ref.key, at=20)
@@ -56,7 +55,7 @@ def test_S5_a_reader_that_is_wrong_alone_is_not_confirmed(storage: LocalStorage)
     assert read_in_new_process(faulty, ref).damage is None
 
 
-def test_S5_a_damaged_manifest_and_a_missing_object_are_confirmed(storage: LocalStorage) -> None:
+def test_S5_a_damaged_manifest_and_a_missing_object_are_confirmed(storage: Storage) -> None:
     manifest, ref = a_save(storage)
     storage.delete(ref.key)
     missing = read_in_new_process(storage, ref).damage
@@ -68,10 +67,9 @@ def test_S5_a_damaged_manifest_and_a_missing_object_are_confirmed(storage: Local
     assert damage.object == manifest.key
 
 
-def test_T6_a_process_that_cannot_read_is_no_confirmation(storage: LocalStorage, tmp_path: Path) -> None:
+def test_T6_a_process_that_cannot_read_is_no_confirmation(storage: Storage) -> None:
     _, ref = a_save(storage)
-    (tmp_path / "root").rename(tmp_path / "unmounted")
-    with pytest.raises(Unavailable, match="second reading"):
+    with unmounted(storage.url), pytest.raises(Unavailable, match="second reading"):
         read_in_new_process(storage, ref)
 
 

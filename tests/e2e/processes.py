@@ -1,11 +1,16 @@
-"""Real processes for the end-to-end tests: started, followed, and always ended by their own pid."""
+"""Real processes for the end-to-end tests: started, followed, and always ended by their own pid.
+
+They are forked from one process that has imported torch and the client and done nothing else: an import takes
+seconds, and there are a hundred of them.
+"""
 
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
+import runpy
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -18,6 +23,19 @@ from ckptd.failpoints import VARIABLE
 LOOP = Path(__file__).with_name("loop.py")
 DEADLINE_SECONDS = 120.0
 T = TypeVar("T")
+_FORKING = multiprocessing.get_context("forkserver")
+_FORKING.set_forkserver_preload(["pytest", "torch.distributed", "torch._dynamo", "ckptd_client", "ckptd.storage.s3"])
+
+
+def run_script(script: Path, arguments: list[str], env: dict[str, str], log: Path) -> None:
+    """In the new process: what `python script arguments` would do with this environment, both outputs to `log`."""
+    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    for number in (1, 2):
+        os.dup2(descriptor, number)
+    os.environ.clear()
+    os.environ.update(env)
+    sys.argv = [str(script), *arguments]
+    runpy.run_path(str(script), run_name="__main__")
 
 
 def until(what: str, found: Callable[[], T | None]) -> T:
@@ -40,10 +58,16 @@ class Loop:
         number = len(list(folder.glob("loop-*.log")))
         self.events_path = folder / f"loop-{number}.jsonl"
         self.log = folder / f"loop-{number}.log"
-        command = [sys.executable, str(LOOP), url, run, str(self.events_path), *options]
+        arguments = [url, run, str(self.events_path), *options]
         environment = {**os.environ, "CKPTD_JOB": "the-job", **(env or {}), VARIABLE: failpoints}
-        with self.log.open("wb") as log:
-            self.process = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
+        self.log.touch()
+        self._process = _FORKING.Process(target=run_script, args=(LOOP, arguments, environment, self.log))
+        self._process.start()
+
+    @property
+    def pid(self) -> int:
+        assert self._process.pid is not None
+        return self._process.pid
 
     def events(self, name: str) -> list[dict[str, Any]]:
         if not self.events_path.exists():
@@ -58,22 +82,24 @@ class Loop:
             matching = (e for e in self.events(name) if all(e.get(key) == value for key, value in wanted.items()))
             event = next(matching, None)
             if event is None:
-                assert self.process.poll() is None, f"the loop ended with {self.process.returncode}: {self.output()}"
+                assert self._process.is_alive(), f"the loop ended with {self._process.exitcode}: {self.output()}"
             return event
 
         return until(f"{name} {wanted}", found)
 
     def until_stopped(self) -> None:
         """Wait until the process has been stopped by SIGSTOP."""
-        stat = Path(f"/proc/{self.process.pid}/stat")
+        stat = Path(f"/proc/{self.pid}/stat")
         until("the stop", lambda: stat.read_text().rpartition(")")[2].split()[0] == "T")
 
     def go_on(self) -> None:
-        self.process.send_signal(signal.SIGCONT)
+        os.kill(self.pid, signal.SIGCONT)
 
     def end(self) -> int:
         """The exit code; negative for the signal that killed it."""
-        return self.process.wait(DEADLINE_SECONDS)
+        self._process.join(DEADLINE_SECONDS)
+        assert self._process.exitcode is not None, f"the loop did not end within {DEADLINE_SECONDS} s"
+        return self._process.exitcode
 
     def output(self) -> str:
         return self.log.read_text(errors="replace")
@@ -84,6 +110,6 @@ class Loop:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self.process.poll() is None:
-            self.process.kill()
-        self.process.wait()
+        self._process.kill()
+        self._process.join()
+        self._process.close()

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ckptd.ledger import Ledger
-from ckptd.storage import init_root, open_storage
+from ckptd.storage import open_storage
 from ckptd.testing.auditor import Auditor
 from tests.e2e.processes import Loop
 
@@ -43,14 +43,12 @@ def test_kill_in_a_save(tmp_path: Path, home: str, place: str, resumed: int) -> 
     Auditor(storage, "run").assert_clean(acknowledged=[2, 6])
 
 
-def test_a_killed_run_ends_like_an_undisturbed_one(tmp_path: Path) -> None:
+def test_a_killed_run_ends_like_an_undisturbed_one(tmp_path: Path, home: str) -> None:
     """Weights to the last bit, random numbers included."""
-    url = f"file://{tmp_path}/root"
-    init_root(url)
-    with Loop(tmp_path, url, "calm") as calm:
+    with Loop(tmp_path, home, "calm") as calm:
         assert calm.end() == 0, calm.output()
-    with Loop(tmp_path, url, "killed", failpoints="manifest-written?step=4:kill") as killed:
+    with Loop(tmp_path, home, "killed", failpoints="manifest-written?step=4:kill") as killed:
         assert killed.end() == -signal.SIGKILL, killed.output()
-    with Loop(tmp_path, url, "killed") as resumed:
+    with Loop(tmp_path, home, "killed") as resumed:
         assert resumed.end() == 0, resumed.output()
     assert resumed.events("done")[0]["weights"] == calm.events("done")[0]["weights"]

@@ -14,24 +14,33 @@ from ckptd.ledger import Ledger
 from ckptd.records import Observer
 from ckptd.second import Reading, read_here
 from ckptd.service.app import create_app
+from ckptd.service.holds import Holds
 from ckptd.service.presence import Presence
 from ckptd.service.settings import ServiceSettings
+from ckptd.storage.base import Storage
 from ckptd.storage.memory import MemoryStorage
 
 ELSEWHERE = Observer(host="service", process="another")
 
 
-def memory_ledger(storage: MemoryStorage | None = None) -> Ledger:
-    """A ledger in memory whose second reader counts as another process."""
+def memory_ledger() -> Ledger:
+    """For requests that never reach the storage, or find nothing there."""
+    return ledger_on(MemoryStorage())
+
+
+def ledger_on(storage: Storage) -> Ledger:
+    """A ledger whose second reader counts as another process."""
     return Ledger(
-        storage or MemoryStorage(),
+        storage,
         second_reader=lambda storage, ref: Reading(reader=ELSEWHERE, damage=read_here(storage, ref).damage),
     )
 
 
-def make_app(ledger: Ledger, *, presence: Presence | None = None, **settings: Any) -> FastAPI:
+def make_app(
+    ledger: Ledger, *, presence: Presence | None = None, holds: Holds | None = None, **settings: Any
+) -> FastAPI:
     settings.setdefault("storage", ledger.storage.url)
-    return create_app(ServiceSettings(**settings), ledger, presence=presence)
+    return create_app(ServiceSettings(**settings), ledger, presence=presence, holds=holds)
 
 
 def client(app: FastAPI, token: str | None = None) -> httpx.AsyncClient:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
@@ -19,12 +18,13 @@ from starlette.types import Message
 from ckptd import layout
 from ckptd.errors import Invalid, NotFound
 from ckptd.ledger import Ledger
-from ckptd.storage import init_root, open_storage
-from tests.service.calling import call, error_in, make_app, memory_ledger
+from ckptd.storage import open_storage
+from tests.homes import everything
+from tests.service.calling import call, error_in, ledger_on, make_app, memory_ledger
 
 ATTEMPT = "1" * 32
 SAVE = "g00000001-000000000001-a1"
-GOOD = {"run": "en-it", "save": SAVE, "attempt": ATTEMPT, "step": "1", "generation": "1"}
+GOOD = {"run": "en-it", "save": SAVE, "attempt": ATTEMPT, "step": "1", "generation": "1", "act": "pin"}
 BAD: dict[str, list[str]] = {
     "run": [
         "A",
@@ -48,6 +48,7 @@ BAD: dict[str, list[str]] = {
     "attempt": ["x", "..", "1" * 31, "1" * 33, "G" * 32, ATTEMPT + "\n"],
     "step": ["-1", "x", "1.5", "..", str(10**12), "9" * 5000, "nan"],
     "generation": ["0", "-1", "x", str(10**8)],
+    "act": ["x", "..", "hold ", "Pin", "pin\n"],
 }
 BODIES: dict[str, dict[str, Any]] = {
     "attempts": {"attempt": ATTEMPT, "job": "j", "host": "h"},
@@ -68,6 +69,12 @@ BODIES: dict[str, dict[str, Any]] = {
         "reader": {"host": "h", "process": "p"},
     },
     "heartbeat": {"attempt": ATTEMPT, "job": "j", "host": "h"},
+    "hold": {"who": "eval"},
+    "{act}": {"who": "ann"},
+    "verify": {},
+    "retain": {"keep_last": 5},
+    "collect": {},
+    "fsck": {},
 }
 
 
@@ -139,13 +146,17 @@ def test_writers_are_bounded(query: str) -> None:
     assert error_in(answer).fields["field"] == "writers"
 
 
-@pytest.fixture(scope="module")
-def shared_drive(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, FastAPI]:
-    around = tmp_path_factory.mktemp("around")
-    init_root(f"file://{around}/root")
-    return around, make_app(Ledger(open_storage(f"file://{around}/root")))
+@pytest.fixture
+def ledger(home: str) -> Ledger:
+    return ledger_on(open_storage(home))
 
 
+@pytest.fixture
+def known(ledger: Ledger) -> set[str]:
+    return everything(ledger.storage)
+
+
+# The examples share one storage: what one of them wrote is there for the next.
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     name=st.one_of(
@@ -155,20 +166,19 @@ def shared_drive(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, FastAP
     )
 )
 def test_whatever_a_run_is_called_nothing_is_written_outside_of_it(
-    shared_drive: tuple[Path, FastAPI], name: str
+    ledger: Ledger, known: set[str], name: str
 ) -> None:
-    around, app = shared_drive
-    before = {path for path in around.rglob("*") if path.is_file()}
+    app = make_app(ledger)
     try:
         path = f"/v1/runs/{quote(name, safe='')}/attempts"
     except UnicodeEncodeError:
         path = f"/v1/runs/{quote(name.encode(errors='surrogatepass'), safe='')}/attempts"
     answer = call(app, "POST", path, json={"attempt": layout.new_attempt(), "job": "j", "host": "h"})
-    new = {path for path in around.rglob("*") if path.is_file()} - before
+    new = everything(ledger.storage) - known
+    known |= new
     if answer.status_code == 204:
-        folder = around / "root" / layout.run_folder(name)
         assert new
-        assert all(folder in path.parents for path in new)
+        assert all(key.startswith(f"{layout.run_folder(name)}/") for key in new)
     else:
         assert answer.status_code in (404, 405, 422)
         assert not new

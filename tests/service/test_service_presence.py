@@ -9,8 +9,9 @@ from fastapi import FastAPI
 from ckptd import layout
 from ckptd.errors import Fenced, InUse
 from ckptd.service.presence import Presence
+from ckptd.storage.base import Storage
 from ckptd.wire import BeginRequest, Heartbeat, OpenRequest
-from tests.service.calling import error_in, make_app, memory_ledger, post
+from tests.service.calling import error_in, ledger_on, make_app, post
 
 RUN = "/v1/runs/en-it"
 
@@ -29,8 +30,8 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def app(clock: Clock) -> FastAPI:
-    return make_app(memory_ledger(), presence=Presence(window_seconds=30.0, clock=clock))
+def app(store: Storage, clock: Clock) -> FastAPI:
+    return make_app(ledger_on(store), presence=Presence(window_seconds=30.0, clock=clock))
 
 
 def open_attempt(app: FastAPI, job: str) -> str:

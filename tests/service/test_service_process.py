@@ -20,20 +20,16 @@ from ckptd.errors import Unavailable
 from ckptd.ledger import Ledger
 from ckptd.records import Damage, Observer
 from ckptd.service.server import _listen
-from ckptd.storage import init_root, open_storage
+from ckptd.storage import open_storage
 from ckptd.testing.processes import ServiceProcess
 from ckptd.wire import BeginRequest, DamageReport, OpenRequest
+from tests.core.by_hand import overwrite
+from tests.homes import unmounted
 from tests.service.writing import start, write_save
 
 pytestmark = pytest.mark.e2e
 T = TypeVar("T")
 RUN = "/v1/runs/en-it"
-
-
-@pytest.fixture
-def url(tmp_path: Path) -> str:
-    init_root(f"file://{tmp_path}/root")
-    return f"file://{tmp_path}/root"
 
 
 def open_and_begin(base: str, job: str = "j") -> httpx.Response:
@@ -49,9 +45,9 @@ def at_once(*calls: Callable[[], T]) -> list[T]:
         return [future.result() for future in [pool.submit(call) for call in calls]]
 
 
-def test_kill_9_and_restart_lose_nothing(url: str, tmp_path: Path) -> None:
-    ledger = Ledger(open_storage(url))
-    with ServiceProcess(url, log=tmp_path / "log") as service:
+def test_kill_9_and_restart_lose_nothing(home: str, tmp_path: Path) -> None:
+    ledger = Ledger(open_storage(home))
+    with ServiceProcess(home, log=tmp_path / "log") as service:
         begun = open_and_begin(service.url)
         answer = begun.json()
         ready = f"{service.url}{RUN}/generations/1/ready"
@@ -76,9 +72,9 @@ def test_kill_9_and_restart_lose_nothing(url: str, tmp_path: Path) -> None:
         assert [c["step"] for c in httpx.get(f"{service.url}{RUN}/checkpoints", timeout=60).json()] == [5]
 
 
-def test_two_services_over_one_storage_and_a_direct_client(url: str, tmp_path: Path) -> None:
-    ledger = Ledger(open_storage(url))
-    with ServiceProcess(url, log=tmp_path / "a") as one, ServiceProcess(url, log=tmp_path / "b") as two:
+def test_two_services_over_one_storage_and_a_direct_client(home: str, tmp_path: Path) -> None:
+    ledger = Ledger(open_storage(home))
+    with ServiceProcess(home, log=tmp_path / "a") as one, ServiceProcess(home, log=tmp_path / "b") as two:
         answers = at_once(*(lambda base=base: open_and_begin(base) for base in [one.url, two.url] * 4))
         begun = {answer.json()["generation"]: answer for answer in answers if answer.status_code == 200}
         fenced = [answer.json()["code"] for answer in answers if answer.status_code != 200]
@@ -97,12 +93,12 @@ def test_two_services_over_one_storage_and_a_direct_client(url: str, tmp_path: P
             assert type(direct).model_validate_json(answer.content) == direct
 
 
-def test_one_commit_through_two_services_is_one_checkpoint(url: str, tmp_path: Path) -> None:
-    ledger = Ledger(open_storage(url))
+def test_one_commit_through_two_services_is_one_checkpoint(home: str, tmp_path: Path) -> None:
+    ledger = Ledger(open_storage(home))
     start(ledger, "en-it")
     commit = write_save(ledger.storage, "en-it", 1, 5)
     path = f"{RUN}/saves/{commit.save}/commit"
-    with ServiceProcess(url, log=tmp_path / "a") as one, ServiceProcess(url, log=tmp_path / "b") as two:
+    with ServiceProcess(home, log=tmp_path / "a") as one, ServiceProcess(home, log=tmp_path / "b") as two:
         body = commit.model_dump()
         done = at_once(
             *(lambda base=base: httpx.post(base + path, json=body, timeout=60) for base in [one.url, two.url] * 3)
@@ -111,8 +107,8 @@ def test_one_commit_through_two_services_is_one_checkpoint(url: str, tmp_path: P
         assert [httpx.get(f"{base}{RUN}", timeout=60).json()["checkpoints"] for base in (one.url, two.url)] == [1, 1]
 
 
-def test_damage_is_read_again_by_another_process(url: str, tmp_path: Path) -> None:
-    ledger = Ledger(open_storage(url))
+def test_damage_is_read_again_by_another_process(home: str, tmp_path: Path) -> None:
+    ledger = Ledger(open_storage(home))
     start(ledger, "en-it")
     commit = write_save(ledger.storage, "en-it", 1, 5)
     ledger.commit("en-it", commit)
@@ -122,21 +118,19 @@ def test_damage_is_read_again_by_another_process(url: str, tmp_path: Path) -> No
         damage=Damage(object=key, expected="x", observed="y"),
         reader=Observer(host="node-1", process="rank 0"),
     )
-    with ServiceProcess(url, log=tmp_path / "log") as service:
+    with ServiceProcess(home, log=tmp_path / "log") as service:
         damage = f"{service.url}{RUN}/damage"
         assert httpx.post(damage, json=report.model_dump(), timeout=120).json()["confirmed"] is False
-        path = tmp_path / "root" / key
-        path.chmod(0o600)
-        path.write_bytes(b"\0" * path.stat().st_size)
+        overwrite(ledger.storage, key, b"\0" * ledger.storage.size(key))
         assert httpx.post(damage, json=report.model_dump(), timeout=120).json()["confirmed"] is True
         latest = httpx.get(f"{service.url}{RUN}/latest", timeout=60).json()
         assert (latest["answer"], latest["candidates"][0]["valid"]) == ("corrupt", False)
 
 
-def test_sigterm_answers_those_who_wait_and_ends_with_0(url: str, tmp_path: Path) -> None:
-    ledger = Ledger(open_storage(url))
+def test_sigterm_answers_those_who_wait_and_ends_with_0(home: str, tmp_path: Path) -> None:
+    ledger = Ledger(open_storage(home))
     ledger.open("en-it", OpenRequest(attempt="1" * 32, job="j", host="h"))
-    with ServiceProcess(url, log=tmp_path / "log", env={"CKPTD_MAX_WAIT_SECONDS": "3000"}) as service:
+    with ServiceProcess(home, log=tmp_path / "log", env={"CKPTD_MAX_WAIT_SECONDS": "3000"}) as service:
         address = (service.url.removeprefix("http://").split(":")[0], service.port)
         with socket.create_connection(address) as line:
             line.settimeout(60)
@@ -148,17 +142,13 @@ def test_sigterm_answers_those_who_wait_and_ends_with_0(url: str, tmp_path: Path
             assert line.recv(100).startswith(b"HTTP/1.1 204")
 
 
-def test_a_root_that_loses_its_marker_turns_readiness_red(url: str, tmp_path: Path) -> None:
-    with ServiceProcess(url, log=tmp_path / "log") as service:
+def test_a_root_that_loses_its_marker_turns_readiness_red(home: str, tmp_path: Path) -> None:
+    with ServiceProcess(home, log=tmp_path / "log") as service:
         assert httpx.get(f"{service.url}/health/ready", timeout=60).status_code == 200
-        (tmp_path / "root").rename(tmp_path / "unmounted")
-        (tmp_path / "root").mkdir()
-        answer = httpx.get(f"{service.url}/health/ready", timeout=60)
-        assert (answer.status_code, answer.json()["code"]) == (503, "not-initialised")
-        assert open_attempt_code(service.url) == "not-initialised"
-        assert list((tmp_path / "root").iterdir()) == []
-        (tmp_path / "root").rmdir()
-        (tmp_path / "unmounted").rename(tmp_path / "root")
+        with unmounted(home):
+            answer = httpx.get(f"{service.url}/health/ready", timeout=60)
+            assert (answer.status_code, answer.json()["code"]) == (503, "not-initialised")
+            assert open_attempt_code(service.url) == "not-initialised"
         assert httpx.get(f"{service.url}/health/ready", timeout=60).status_code == 200
 
 
@@ -167,10 +157,10 @@ def open_attempt_code(base: str) -> str:
     return str(httpx.post(f"{base}{RUN}/attempts", json=body, timeout=60).json()["code"])
 
 
-def test_init_and_a_token_from_a_file(tmp_path: Path) -> None:
+def test_init_and_a_token_from_a_file(bare_home: str, tmp_path: Path) -> None:
     (tmp_path / "token").write_text("a-token\n")
-    url = f"file://{tmp_path}/new"
-    with ServiceProcess(url, log=tmp_path / "log", options=["--token-file", str(tmp_path / "token")]) as service:
+    options = ["--token-file", str(tmp_path / "token")]
+    with ServiceProcess(bare_home, log=tmp_path / "log", options=options) as service:
         assert httpx.get(f"{service.url}/health/ready", timeout=60).status_code == 200
         assert httpx.get(f"{service.url}/v1/runs", timeout=60).json()["code"] == "unauthorized"
         headers = {"Authorization": "Bearer a-token"}
@@ -178,20 +168,20 @@ def test_init_and_a_token_from_a_file(tmp_path: Path) -> None:
     assert "a-token" not in (tmp_path / "log").read_text()
 
 
-def test_a_service_that_cannot_start_says_why(tmp_path: Path) -> None:
+def test_a_service_that_cannot_start_says_why(bare_home: str, tmp_path: Path) -> None:
     with pytest.raises(Unavailable, match=r"exit code 4.*drive that is not mounted"):
-        ServiceProcess(f"file://{tmp_path}/none", log=tmp_path / "log", init=False).start()
+        ServiceProcess(bare_home, log=tmp_path / "log", init=False).start()
 
 
-def test_a_taken_port_is_told(url: str, tmp_path: Path) -> None:
+def test_a_taken_port_is_told(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(Unavailable, match=rf"exit code 4.*cannot listen on 127\.0\.0\.1 port {port}"):
-            ServiceProcess(url, log=tmp_path / "log", port=port).start()
+            ServiceProcess(f"file://{tmp_path}/root", log=tmp_path / "log", port=port).start()
 
 
-def test_the_process_ends_with_the_block_even_when_it_is_stopped(url: str, tmp_path: Path) -> None:
-    with ServiceProcess(url, log=tmp_path / "log") as service:
+def test_the_process_ends_with_the_block_even_when_it_is_stopped(tmp_path: Path) -> None:
+    with ServiceProcess(f"file://{tmp_path}/root", log=tmp_path / "log") as service:
         pid = service.pid
         os.kill(pid, signal.SIGSTOP)
     assert not service.alive

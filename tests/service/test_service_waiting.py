@@ -11,9 +11,9 @@ import pytest
 
 from ckptd import layout
 from ckptd.ledger import Ledger
-from ckptd.storage.memory import MemoryStorage
+from ckptd.storage.base import Storage
 from ckptd.wire import AbortRequest, BeginRequest, OpenRequest
-from tests.service.calling import client, make_app, memory_ledger
+from tests.service.calling import client, ledger_on, make_app
 from tests.service.writing import start, write_part, write_save
 
 ATTEMPT = "1" * 32
@@ -35,8 +35,10 @@ def announce(monkeypatch: pytest.MonkeyPatch, ledger: Ledger, method: str) -> th
     return looked
 
 
-def test_join_by_four_ranks_gives_equal_bytes_when_rank_0_begins(monkeypatch: pytest.MonkeyPatch) -> None:
-    ledger = memory_ledger()
+def test_join_by_four_ranks_gives_equal_bytes_when_rank_0_begins(
+    store: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ledger = ledger_on(store)
     ledger.open("en-it", OpenRequest(attempt=ATTEMPT, job="j", host="h"))
     app = make_app(ledger, relook_seconds=3600)
     looked = announce(monkeypatch, ledger, "join")
@@ -55,8 +57,8 @@ def test_join_by_four_ranks_gives_equal_bytes_when_rank_0_begins(monkeypatch: py
     asyncio.run(scenario())
 
 
-def test_a_wait_is_cut_to_the_maximum_of_the_service() -> None:
-    app = make_app(memory_ledger(), max_wait_seconds=0.01)
+def test_a_wait_is_cut_to_the_maximum_of_the_service(store: Storage) -> None:
+    app = make_app(ledger_on(store), max_wait_seconds=0.01)
 
     async def scenario() -> None:
         async with client(app) as http:
@@ -67,8 +69,8 @@ def test_a_wait_is_cut_to_the_maximum_of_the_service() -> None:
 
 
 @pytest.mark.parametrize("end", ["durable", "aborted"])
-def test_save_status_returns_when_it_is_decided(monkeypatch: pytest.MonkeyPatch, end: str) -> None:
-    ledger = memory_ledger()
+def test_save_status_returns_when_it_is_decided(store: Storage, monkeypatch: pytest.MonkeyPatch, end: str) -> None:
+    ledger = ledger_on(store)
     start(ledger, "en-it")
     commit = write_save(ledger.storage, "en-it", 1, 5)
     app = make_app(ledger, relook_seconds=3600)
@@ -88,8 +90,8 @@ def test_save_status_returns_when_it_is_decided(monkeypatch: pytest.MonkeyPatch,
     asyncio.run(scenario())
 
 
-def test_parts_return_when_the_last_one_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    ledger = memory_ledger()
+def test_parts_return_when_the_last_one_is_reported(store: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
+    ledger = ledger_on(store)
     start(ledger, "en-it")
     save = layout.save_id(1, 5, all_ranks=True, count=1)
     write_part(ledger.storage, "en-it", save, 0, 5)
@@ -107,9 +109,8 @@ def test_parts_return_when_the_last_one_is_reported(monkeypatch: pytest.MonkeyPa
     asyncio.run(scenario())
 
 
-def test_what_another_service_appends_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    storage = MemoryStorage()
-    here, there = memory_ledger(storage), memory_ledger(storage)
+def test_what_another_service_appends_is_found(store: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
+    here, there = ledger_on(store), ledger_on(store)
     here.open("en-it", OpenRequest(attempt=ATTEMPT, job="j", host="h"))
     app, other = make_app(here, relook_seconds=0.001), make_app(there)
     looked = announce(monkeypatch, here, "join")

@@ -92,7 +92,7 @@ def test_the_command_exits_with_2_and_one_message() -> None:
 
 def test_exit_codes_say_what_to_do_next() -> None:
     errors = [Invalid("x"), Fenced("x"), Unreachable("x"), Corrupt("x")]
-    assert [exit_code(error) for error in errors] == [2, 3, 4, 1]
+    assert [exit_code(error) for error in errors] == [2, 5, 4, 6]
 
 
 def test_the_place_comes_from_torchrun(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,6 +26,12 @@ class TrainConfig:
     """The service (http://...) or the storage itself (file://..., s3://...); default: CKPTD_URL."""
     run_name: str = ""
     """Under this name the run's checkpoints are found again; default: CKPTD_RUN."""
+    spool: str = ""
+    """Folder on the local disk for saves while the storage is away; default: CKPTD_SPOOL, else none."""
+    spool_saves: int = 2
+    """Most saves that wait there."""
+    start_deadline_seconds: float = 600.0
+    """How long a start waits for the storage and the other ranks."""
     output: Path = Path("output")
     """Folder for metrics, progress and the result; only rank 0 writes there."""
 
@@ -102,7 +108,7 @@ class TrainConfig:
         for name in ("dropout", "label_smoothing"):
             if not 0 <= getattr(self, name) < 1:
                 raise _invalid(name, getattr(self, name), "from 0 to below 1")
-        for name in ("lr", "collective_timeout_seconds"):
+        for name in ("lr", "collective_timeout_seconds", "start_deadline_seconds"):
             if not getattr(self, name) > 0:
                 raise _invalid(name, getattr(self, name), "more than 0")
         if not 0 < self.validation_fraction < 1:
@@ -125,13 +131,31 @@ class TrainConfig:
         if self.output.exists() and not self.output.is_dir():
             raise _invalid("output", str(self.output), "a folder, and this is a file")
 
+    def contract(self) -> dict[str, bool | int | float | str]:
+        """What decides how training goes on, to be recorded with each checkpoint and compared at each start."""
+        return {name: getattr(self, name) for name in (*STRICT, *_CONTRACT)}
 
-_FROM_ENVIRONMENT = {"url": "CKPTD_URL", "run_name": "CKPTD_RUN"}
+
+STRICT = ("seed", "dataset", "limit", "max_length", "d_model", "heads", "layers", "d_feed_forward")
+"""Another value of these is another training; a start with one is refused."""
+_CONTRACT = (
+    "micro_batch",
+    "accumulate",
+    "lr",
+    "warmup_steps",
+    "clip_norm",
+    "dropout",
+    "label_smoothing",
+    "validation_fraction",
+    "vocab_size",
+)
+_FROM_ENVIRONMENT = {"url": "CKPTD_URL", "run_name": "CKPTD_RUN", "spool": "CKPTD_SPOOL"}
 _AT_LEAST_ONE = (
     "epochs",
     "micro_batch",
     "accumulate",
     "save_every",
+    "spool_saves",
     "d_model",
     "heads",
     "layers",

@@ -17,11 +17,22 @@ from typing import Any
 
 from torch.distributed.distributed_c10d import PrefixStore
 
-from ckptd.errors import CkptdError, Conflict, Fenced, Invalid, Unavailable
+from ckptd.errors import (
+    CkptdError,
+    Conflict,
+    Corrupt,
+    Fenced,
+    InUse,
+    Invalid,
+    NotFound,
+    Unauthorized,
+    Unavailable,
+    Unfit,
+)
 from ckptd_client import CheckpointClient
 from ckptd_client.data import ResumableSampler, RngState, seed_rank
 from ckptd_trainer.bar import Bar
-from ckptd_trainer.config import TrainConfig, parse_config
+from ckptd_trainer.config import STRICT, TrainConfig, parse_config
 from ckptd_trainer.data import Split, load_split
 from ckptd_trainer.evaluate import Validation, validate
 from ckptd_trainer.learner import Learner
@@ -29,6 +40,18 @@ from ckptd_trainer.metrics import Reporter
 from ckptd_trainer.model import weights_digest
 from ckptd_trainer.place import Place, agree, find_place, from_first_rank, process_group, warn_about_restarts
 from ckptd_trainer.vocab import shared_vocabulary
+
+EXIT_CODES: tuple[tuple[type[CkptdError], int], ...] = (
+    (Unfit, 8),  # before Invalid, of which it is one
+    (Invalid, 2),
+    (NotFound, 3),
+    (Unavailable, 4),
+    (InUse, 9),  # before Conflict
+    (Conflict, 5),
+    (Fenced, 5),
+    (Corrupt, 6),
+    (Unauthorized, 7),
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -44,7 +67,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         warn_about_restarts(place)
         split = load_split(config)
         # ckptd 1: on every rank, before the process group forms
-        with CheckpointClient(config.url, run=config.run_name) as client:
+        with CheckpointClient(
+            config.url,
+            run=config.run_name,
+            contract=config.contract(),
+            strict=STRICT,
+            spool=config.spool,
+            spool_saves=config.spool_saves,
+            start_deadline_seconds=config.start_deadline_seconds,
+        ) as client:
             train(config, place, split, client)
     except CkptdError as error:
         print(f"rank {os.environ.get('RANK', '0')}: {error}", file=sys.stderr, flush=True)
@@ -75,10 +106,12 @@ def train(config: TrainConfig, place: Place, split: Split, client: CheckpointCli
             "loss": math.nan,
             "wandb_run_id": from_first_rank(store, place, "wandb run id", lambda: secrets.token_hex(4)),
         }
-        own_state: dict[str, object] = {"rng": RngState(place.device)}
+        rng = RngState(place.device)
+        own_state: dict[str, object] = {"rng": rng}
         step = client.restore(state, per_rank=own_state)  # ckptd 3: in place, on every rank
-        if found is not None and not client.resumed_same_world:
-            seed_rank(config.seed, step, place.rank)  # another world size: no saved random state fits
+        if found is not None and not client.per_rank_restored:
+            # Another world size: no saved random state fits. The client has said so.
+            seed_rank(config.seed, client.generation, place.rank)
 
         last_step = step + steps_left(config, sampler, step)
         report = None
@@ -88,6 +121,8 @@ def train(config: TrainConfig, place: Place, split: Split, client: CheckpointCli
         with Bar(last_step, step=step, shown=place.local_rank == 0) as bar:
             origin = "new" if found is None else f"resumed from step {step}"
             bar.say(f"run {config.run_name}, generation {client.generation}, {place.world} ranks, {origin}")
+            if client.per_rank_restored and rng.moved:
+                bar.say("warning: random numbers were drawn or seeded after restore; they do not go on as saved")
             while step < last_step:
                 batch = sampler.next_batch()
                 state["loss"], lr = learner.step(batch)
@@ -155,6 +190,6 @@ def is_due(epoch: int, every: int) -> bool:
 
 
 def exit_code(error: CkptdError) -> int:
-    """2: fix the call. 3: a younger incarnation took over. 4: storage or service is away. 1: anything else."""
-    codes = ((Invalid, 2), (Fenced, 3), (Unavailable, 4))
-    return next((code for kind, code in codes if isinstance(error, kind)), 1)
+    """What whoever restarts this process should know: docs/AWAY.md. The numbers are those of the `ckptd` command, but
+    for another live job of the same name, which is waited out where a fence ends the process for good."""
+    return next((code for kind, code in EXIT_CODES if isinstance(error, kind)), 1)

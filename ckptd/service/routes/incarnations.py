@@ -60,8 +60,9 @@ def ready(run: RunName, generation: Generation, request: ReadyRequest, service: 
 
 @router.post("/runs/{run}/heartbeat")
 def heartbeat(run: RunName, request: Heartbeat, service: Here) -> HeartbeatAnswer:
-    """Rank 0, every few seconds. The answer tells a fenced job early; one that is fenced keeps nobody out."""
+    """Rank 0, every few seconds. The answer tells a fenced job early; one that is fenced, or rolled
+    back, keeps nobody out."""
     current = service.ledger.current(run)
-    if current.attempt == request.attempt:
+    if current.attempt == request.attempt and not current.rolled_back:
         service.presence.heard(run, request.job, request.host)
     return current

@@ -45,21 +45,21 @@ def run(run: RunName, service: Here) -> RunInfo:
 @router.get("/runs/{run}/latest")
 def latest(run: RunName, service: Here) -> Latest:
     """Where a start would resume now, with a reason for each candidate. For people: it pins nothing."""
-    with _readable(service, run):
+    with readable(service, run):
         return service.ledger.latest(run)
 
 
 @router.get("/runs/{run}/checkpoints")
 def checkpoints(run: RunName, service: Here) -> list[CheckpointInfo]:
     """All checkpoints of a run, in the order of their commits."""
-    with _readable(service, run):
+    with readable(service, run):
         return service.ledger.checkpoints(run)
 
 
 @router.get("/runs/{run}/checkpoints/{step}")
 def checkpoint(run: RunName, step: Step, service: Here) -> CheckpointInfo:
     """The newest checkpoint of a step, the one on the current line if there are several."""
-    with _readable(service, run):
+    with readable(service, run):
         return service.ledger.checkpoint_at(run, step)
 
 
@@ -77,7 +77,7 @@ def generation(run: RunName, service: Here) -> HeartbeatAnswer:
 
 
 @contextmanager
-def _readable(service: Service, run: str) -> Iterator[None]:
+def readable(service: Service, run: str) -> Iterator[None]:
     """Lets the error of a damaged log tell what can still be read."""
     try:
         yield
