@@ -168,13 +168,15 @@ def _apply(state: RunState, item: Record, digest: str) -> None:
                     candidates=body.candidates,
                     digest=digest,
                     time=item.time,
+                    quarantines=state.turns.get(f"quarantine:{body.resume_from}", 0),
                 )
             )
         case GenerationReady():
             current = state.generations[-1]
             current.ready = True
-            if current.resume_from is not None and current.resume_from not in state.quarantined:
-                state.verified[current.resume_from] = item.seq  # all ranks read every byte of it
+            turn = state.turns.get(f"quarantine:{current.resume_from}", 0)
+            if current.resume_from is not None and turn == current.quarantines:
+                state.verified[current.resume_from] = item.seq  # all ranks read every byte of it since
         case CheckpointCommitted() as body:
             state.checkpoints[body.save] = Checkpoint(
                 save=body.save,

@@ -80,7 +80,7 @@ class Keeper:
             turn = state.turns.get(f"quarantine:{save}", 0)
             return CheckpointQuarantined(save=save, turn=turn, ground="operator", who=who, reason=reason)
 
-        self._ensure(run, save, lambda state: save in state.quarantined, body)
+        self._ensure(run, save, lambda state: save in state.quarantined, body, tries=1)
 
     def reinstate(self, run: str, save: str, *, who: str, reason: str) -> None:
         """Take a quarantine back."""
@@ -89,7 +89,7 @@ class Keeper:
             turn = state.turns.get(f"quarantine:{save}", 0)
             return CheckpointReinstated(save=save, turn=turn, who=who, reason=reason)
 
-        self._ensure(run, save, lambda state: save not in state.quarantined, body)
+        self._ensure(run, save, lambda state: save not in state.quarantined, body, tries=1)
 
     def rollback(self, run: str, to: str, *, who: str, reason: str) -> None:
         """The next start resumes from `to`. A job that is running is told that it is fenced."""
@@ -126,12 +126,19 @@ class Keeper:
         )
 
     def release(self, run: str, save: str, who: str) -> None:
+        """The reader itself is done with it."""
         self._ensure(
             run,
             save,
             lambda state: who not in state.held.get(save, ()),
             lambda state: CheckpointReleased(save=save, who=who, turn=state.turns.get(f"hold:{save}:{who}", 0)),
         )
+
+    def release_silent(self, run: str, save: str, who: str, turn: int) -> None:
+        """End the hold whose end is `turn` of its topic: its reader fell silent. One that ended is left alone, and so
+        is one that began since."""
+        body = CheckpointReleased(save=save, who=who, turn=turn)
+        self.ledger.append(run, _always(body))
 
     # Verification.
 
@@ -142,7 +149,7 @@ class Keeper:
         state, read = self._state(run, save), reader or self._reader
         if save in state.retired:
             raise _retired(run, save)
-        observer = this_process()
+        observer, quarantines = this_process(), state.turns.get(f"quarantine:{save}", 0)
         for ref in self._objects(state.checkpoints[save]):
             reading = read(self.ledger.storage, ref)
             if reading.damage is not None:
@@ -151,7 +158,8 @@ class Keeper:
             observer = reading.reader
 
         def body(state: RunState) -> AboutTopic:
-            return CheckpointVerified(save=save, turn=state.turns.get(f"verify:{save}", 0), reader=observer)
+            turn = state.turns.get(f"verify:{save}", 0)
+            return CheckpointVerified(save=save, turn=turn, reader=observer, quarantines=quarantines)
 
         before = self._state(run, save).verified.get(save, 0)
         self._ensure(run, save, lambda state: save in state.quarantined or state.verified.get(save, 0) > before, body)
@@ -233,8 +241,7 @@ class Keeper:
         return sorted(
             save
             for save in filter(layout.SAVE_ID.fullmatch, names)
-            if save in state.purged
-            or (layout.generation_of(save) < current.number and save not in state.checkpoints)
+            if save in state.purged or (layout.generation_of(save) < current.number and save not in state.checkpoints)
         )
 
     def _unnamed(self, run: str, state: RunState) -> list[str]:
@@ -259,14 +266,19 @@ class Keeper:
         save: str,
         done: Callable[[RunState], bool],
         body: Callable[[RunState], AboutTopic],
+        *,
+        tries: int = TRIES,
     ) -> None:
-        """Append `body` unless it is `done`, by us or by somebody else."""
+        """Append `body` unless it is `done`, by us or by somebody else. With one try nothing is decided about a state
+        that nobody saw."""
         layout.check_save(save)
         refusal: Conflict | None = None
-        for _ in range(TRIES):
+        for number in range(tries + 1):
             state = self._state(run, save)
             if done(state):
                 return
+            if number == tries:
+                break
             if save in state.retired:
                 raise _retired(run, save)
             fixed = body(state)

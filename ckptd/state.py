@@ -31,6 +31,7 @@ class Generation:
     digest: str
     time: str
     ready: bool = False
+    quarantines: int = 0  # the turn of the quarantine of `resume_from` when it started
     closed: bool = False  # by a roll-back: nothing of it counts any more
 
 

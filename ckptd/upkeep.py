@@ -40,6 +40,8 @@ def judge_upkeep(state: RunState, body: AboutTopic) -> Verdict:
         case Keeping():
             return _judge_keeping(state, body)
         case CheckpointVerified():
+            if body.quarantines != state.turns.get(f"quarantine:{body.save}", 0):
+                return void(f"{body.save} was in quarantine after the reading began")
             return ACCEPTED if is_valid(state, body.save) else void(f"{body.save} is no valid checkpoint")
         case CheckpointsRetired():
             return _judge_retire(state, body)
@@ -115,6 +117,7 @@ def apply_upkeep(state: RunState, body: AboutTopic, seq: int) -> None:
     match body:
         case CheckpointQuarantined():
             state.quarantined[body.save] = body
+            state.verified.pop(body.save, None)  # who reinstates it has not read it
             state.doubts += body.ground == "crash-loop"
         case CheckpointReinstated():
             del state.quarantined[body.save]

@@ -135,11 +135,13 @@ class CheckpointReleased(CheckpointHeld):
 
 
 class CheckpointVerified(AboutTopic):
-    """Every byte of a checkpoint was read and compared with its digests."""
+    """Every byte of a checkpoint was read and compared with its digests. `quarantines` is the turn of its quarantine
+    when the reading began: what was found damaged meanwhile was not read since."""
 
     kind = "checkpoint-verified"
     save: SaveId
     reader: Observer
+    quarantines: Annotated[int, Field(ge=0)] = 0
 
     @property
     def topic(self) -> str:

@@ -26,7 +26,8 @@ def watched_reader(watch: Watch) -> SecondReader:
     """Reads in this process, and tells. Alone it is no second reading of what this process found."""
 
     def read(storage: Storage, ref: ObjectRef | ManifestRef) -> Reading:
-        return read_here(WatchedStorage(storage, watch), ref)
+        # Of payload, which is what takes its time, and what people are told the size of.
+        return read_here(WatchedStorage(storage, watch) if isinstance(ref, ObjectRef) else storage, ref)
 
     return read
 

@@ -31,8 +31,8 @@ class Holds:
         with self._lock:
             self._heard[run, save, who] = self._clock()
 
-    def silent(self, run: str, state: RunState) -> list[tuple[str, str]]:
-        """The holds of a run, by save and reader, whose readers are taken for gone. Forgets those that ended."""
+    def silent(self, run: str, state: RunState) -> list[tuple[str, str, int]]:
+        """The holds of a run, by save, reader and turn, whose readers seem to be gone. Forgets those that ended."""
         held = [(save, who) for save, readers in state.held.items() for who in sorted(readers)]
         turns = {(run, save, who, state.turns.get(f"hold:{save}:{who}", 0)) for save, who in held}
         with self._lock:
@@ -41,7 +41,7 @@ class Holds:
             self._seen = {key: at for key, at in self._seen.items() if key[0] != run or key in turns}
             for key in turns:
                 self._seen.setdefault(key, now)
-            return [key[1:3] for key in sorted(turns) if self._left(key, now) <= 0]
+            return [key[1:] for key in sorted(turns) if self._left(key, now) <= 0]
 
     def _left(self, key: tuple[str, str, str, int], now: float) -> float:
         heard = self._heard.get(key[:3])

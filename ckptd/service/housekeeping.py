@@ -142,11 +142,16 @@ class Housekeeper:
         )
 
     def _release_silent(self, run: str, state: RunState) -> int:
-        silent = self._holds.silent(run, state)
-        for save, who in silent:
-            _log.info("run %s: %s fell silent and lets go of %s", run, who, save)
-            self._keeper.release(run, save, who)
-        return len(silent)
+        released = 0
+        for save, who, turn in self._holds.silent(run, state):
+            try:
+                self._keeper.release_silent(run, save, who, turn)
+            except Conflict as error:
+                _log.info("run %s: the hold of %s ended or began anew: %s", run, who, error.message)
+            else:
+                _log.info("run %s: %s fell silent and lets go of %s", run, who, save)
+                released += 1
+        return released
 
     def _retain(self, run: str) -> tuple[RetainAnswer, str | None]:
         """What was done, and why the rest has to wait."""

@@ -94,6 +94,7 @@ class Line:
         self._bad: set[str] = set()
         self._retired: set[str] = set()
         self._verified: set[str] = set()
+        self._unread: set[str] = set()  # given up since the generation started
         self._kept: dict[str, set[str]] = {}
         self._start: str | None = None
         self._ready = False
@@ -119,6 +120,8 @@ class Line:
                 self._tip = body["save"]
             case "checkpoint-quarantined":
                 self._bad.add(body["save"])
+                self._verified.discard(body["save"])
+                self._unread.add(body["save"])
                 if body["ground"] == "damage" and body["reported_by"] == body["confirmed_by"]:
                     yield Finding("I19", entry.key, f"one reader alone quarantined {body['save']}")
             case "checkpoint-reinstated":
@@ -134,7 +137,7 @@ class Line:
                 self._kept[body["save"]].discard(f"{word} {body['who']}")
             case "generation-ready":
                 self._ready = True
-                if self._start is not None:
+                if self._start is not None and self._start not in self._unread:
                     self._verified.add(self._start)
             case "checkpoints-retired":
                 yield from self._retire(entry)
@@ -150,6 +153,7 @@ class Line:
         elif start is not None and start != self._resume():
             yield Finding("I16", entry.key, f"resumes from {start}, the resume point is {self._resume()}")
         self._tip, self._start, self._ready = start, start, False
+        self._unread.clear()
 
     def _retire(self, entry: Entry) -> Iterator[Finding]:
         """Retention leaves what a start needs, and two verified ones to fall back to."""

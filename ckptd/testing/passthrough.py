@@ -130,95 +130,100 @@ class _Orders:
             return self._listed.setdefault(path, names)
 
 
+class _Passthrough:
+    """Every call as it is, on the folder below; the OSErrors it raises are the answers."""
+
+    use_ns = True  # times in nanoseconds
+
+    def __init__(self, folder: str, orders: _Orders) -> None:
+        self._folder, self._orders = folder, orders
+
+    def getattr(self, path: str, fh: int | None = None) -> dict[str, Any]:
+        self._orders.about("getattr", path)
+        status = os.lstat(self._folder + path)
+        names = ("st_mode", "st_nlink", "st_uid", "st_gid", "st_size", "st_ino")
+        times = {name: getattr(status, f"{name}_ns") for name in ("st_atime", "st_mtime", "st_ctime")}
+        return {name: getattr(status, name) for name in names} | times
+
+    def readdir(self, path: str, fh: int) -> list[str]:
+        trouble = self._orders.about("readdir", path)
+        names = [".", "..", *os.listdir(self._folder + path)]
+        return self._orders.first(path, names) if trouble is not None and trouble.stale else names
+
+    def open(self, path: str, flags: int) -> int:
+        self._orders.about("open", path)
+        return os.open(self._folder + path, flags & ~os.O_NOFOLLOW)
+
+    def create(self, path: str, mode: int, fi: object = None) -> int:
+        self._orders.about("create", path)
+        return os.open(self._folder + path, os.O_CREAT | os.O_EXCL | os.O_RDWR, mode)
+
+    def read(self, path: str, size: int, offset: int, fh: int) -> bytes:
+        trouble = self._orders.about("read", path)
+        data = bytearray(os.pread(fh, size, offset))
+        if trouble is not None and data:
+            data[len(data) // 2] ^= trouble.mask
+        return bytes(data)
+
+    def write(self, path: str, data: bytes, offset: int, fh: int) -> int:
+        self._orders.about("write", path)
+        return os.pwrite(fh, data, offset)
+
+    def flush(self, path: str, fh: int) -> int:
+        self._orders.about("flush", path)
+        return 0
+
+    def fsync(self, path: str, datasync: int, fh: int) -> int:
+        self._orders.about("fsync", path)
+        os.fsync(fh)
+        return 0
+
+    def fsyncdir(self, path: str, datasync: int, fh: int) -> int:
+        self._orders.about("fsyncdir", path)
+        return 0
+
+    def release(self, path: str, fh: int) -> int:
+        os.close(fh)
+        return 0
+
+    def link(self, target: str, source: str) -> None:
+        self._orders.about("link", target)
+        os.link(self._folder + source, self._folder + target)
+
+    def rename(self, old: str, new: str) -> None:
+        self._orders.about("rename", new)
+        os.rename(self._folder + old, self._folder + new)
+
+    def unlink(self, path: str) -> None:
+        self._orders.about("unlink", path)
+        os.unlink(self._folder + path)
+
+    def mkdir(self, path: str, mode: int) -> None:
+        os.mkdir(self._folder + path, mode)
+
+    def rmdir(self, path: str) -> None:
+        os.rmdir(self._folder + path)
+
+    def chmod(self, path: str, mode: int) -> None:
+        os.chmod(self._folder + path, mode)
+
+    def truncate(self, path: str, length: int, fh: int | None = None) -> None:
+        os.truncate(self._folder + path, length)
+
+    def statfs(self, path: str) -> dict[str, int]:
+        found = os.statvfs(self._folder + path)
+        return {name: getattr(found, name) for name in dir(found) if name.startswith("f_")}
+
+
 def serve(folder: str, mountpoint: str, orders_path: str) -> None:
     """Serve the mount until it is unmounted or this process is killed."""
     import mfusepy
 
-    orders = _Orders(orders_path)
-
-    class Passthrough(mfusepy.Operations):  # type: ignore[misc]
-        """Every call as it is, on the folder below; what OSErrors it raises are the answer."""
-
-        use_ns = True
-
-        def getattr(self, path: str, fh: int | None = None) -> dict[str, Any]:
-            orders.about("getattr", path)
-            status = os.lstat(folder + path)
-            names = ("st_mode", "st_nlink", "st_uid", "st_gid", "st_size", "st_ino")
-            times = {name: getattr(status, f"{name}_ns") for name in ("st_atime", "st_mtime", "st_ctime")}
-            return {name: getattr(status, name) for name in names} | times
-
-        def readdir(self, path: str, fh: int) -> list[str]:
-            trouble = orders.about("readdir", path)
-            names = [".", "..", *os.listdir(folder + path)]
-            return orders.first(path, names) if trouble is not None and trouble.stale else names
-
-        def open(self, path: str, flags: int) -> int:
-            orders.about("open", path)
-            return os.open(folder + path, flags & ~os.O_NOFOLLOW)
-
-        def create(self, path: str, mode: int, fi: object = None) -> int:
-            orders.about("create", path)
-            return os.open(folder + path, os.O_CREAT | os.O_EXCL | os.O_RDWR, mode)
-
-        def read(self, path: str, size: int, offset: int, fh: int) -> bytes:
-            trouble = orders.about("read", path)
-            data = bytearray(os.pread(fh, size, offset))
-            if trouble is not None and data:
-                data[len(data) // 2] ^= trouble.mask
-            return bytes(data)
-
-        def write(self, path: str, data: bytes, offset: int, fh: int) -> int:
-            orders.about("write", path)
-            return os.pwrite(fh, data, offset)
-
-        def flush(self, path: str, fh: int) -> int:
-            orders.about("flush", path)
-            return 0
-
-        def fsync(self, path: str, datasync: int, fh: int) -> int:
-            orders.about("fsync", path)
-            os.fsync(fh)
-            return 0
-
-        def fsyncdir(self, path: str, datasync: int, fh: int) -> int:
-            orders.about("fsyncdir", path)
-            return 0
-
-        def release(self, path: str, fh: int) -> int:
-            os.close(fh)
-            return 0
-
-        def link(self, target: str, source: str) -> None:
-            orders.about("link", target)
-            os.link(folder + source, folder + target)
-
-        def rename(self, old: str, new: str) -> None:
-            orders.about("rename", new)
-            os.rename(folder + old, folder + new)
-
-        def unlink(self, path: str) -> None:
-            orders.about("unlink", path)
-            os.unlink(folder + path)
-
-        def mkdir(self, path: str, mode: int) -> None:
-            os.mkdir(folder + path, mode)
-
-        def rmdir(self, path: str) -> None:
-            os.rmdir(folder + path)
-
-        def chmod(self, path: str, mode: int) -> None:
-            os.chmod(folder + path, mode)
-
-        def truncate(self, path: str, length: int, fh: int | None = None) -> None:
-            os.truncate(folder + path, length)
-
-        def statfs(self, path: str) -> dict[str, int]:
-            found = os.statvfs(folder + path)
-            return {name: getattr(found, name) for name in dir(found) if name.startswith("f_")}
+    class Served(_Passthrough, mfusepy.Operations):  # type: ignore[misc]
+        pass
 
     remembered = {f"{what}_timeout": REMEMBERED_SECONDS for what in ("entry", "attr", "negative")}
-    mfusepy.FUSE(Passthrough(), mountpoint, foreground=True, nothreads=False, **remembered)
+    mfusepy.FUSE(Served(folder, _Orders(orders_path)), mountpoint, foreground=True, nothreads=False, **remembered)
 
 
 if __name__ == "__main__":

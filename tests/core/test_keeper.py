@@ -153,6 +153,31 @@ def test_damage_found_by_verification_is_read_again(
     assert latest.checkpoint.step == 1
 
 
+def test_V15_nothing_is_decided_about_a_state_that_nobody_saw(ledger: Ledger, keeper: Keeper, inner: Storage) -> None:
+    """A quarantine was taken back and made again between a person's look and the record."""
+    live(ledger)
+    (name,) = commit(ledger, inner, 1)
+    keeper.quarantine(RUN, name, who="ann", reason="")
+    other = a_ledger(inner)
+    states = [ledger.state(RUN)]
+    keeper.reinstate(RUN, name, who="bob", reason="")
+    keeper.quarantine(RUN, name, who="bob", reason="now really")
+    states.append(ledger.state(RUN))
+    other.state = lambda run: states.pop(0)  # type: ignore[method-assign]
+    Keeper(other).reinstate(RUN, name, who="ann", reason="")  # what she asked for is what bob did first
+    assert name in ledger.state(RUN).quarantined
+
+
+def test_a_new_hold_of_a_reader_that_was_silent_stays(ledger: Ledger, keeper: Keeper, inner: Storage) -> None:
+    live(ledger)
+    (name,) = commit(ledger, inner, 1)
+    keeper.hold(RUN, name, "eval")
+    keeper.release(RUN, name, "eval")
+    keeper.hold(RUN, name, "eval")
+    keeper.release_silent(RUN, name, "eval", 1)  # the end of the hold that has ended
+    assert ledger.state(RUN).held == {name: {"eval"}}
+
+
 # Retention and collection.
 
 

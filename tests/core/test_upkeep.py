@@ -217,6 +217,24 @@ def test_V19_only_what_is_retired_is_purged_and_once() -> None:
     assert outcome(state, CheckpointsPurged(saves=(save(1, 1),), turn=1)) is Outcome.NEVER
 
 
+def test_V18_who_is_reinstated_has_to_be_read_again() -> None:
+    back = CheckpointReinstated(save=save(1, 4), who="ann", turn=1)
+    before = (*LIVE, *FIVE, *verified(4, 5), quarantined(save(1, 4)), back)
+    state = folded(*before)
+    assert outcome(state, retired(1)) is Outcome.VOID
+    late = CheckpointVerified(save=save(1, 4), reader=ME, turn=1)
+    assert outcome(state, late) is Outcome.VOID  # read before it was given up
+    read = CheckpointVerified(save=save(1, 4), reader=ME, turn=1, quarantines=2)
+    assert outcome(folded(*before, read), retired(1)) is Outcome.ACCEPTED
+
+
+def test_V18_a_start_does_not_verify_what_was_given_up_meanwhile() -> None:
+    back = CheckpointReinstated(save=save(1, 5), who="ann", turn=1)
+    starting = (*LIVE, *FIVE, *verified(4), opened(B), started(2, B, save(1, 5)))
+    state = folded(*starting, quarantined(save(1, 5)), back, ready(2, B))
+    assert outcome(state, retired(1)) is Outcome.VOID
+
+
 # The crash loop.
 
 

@@ -320,7 +320,7 @@ def test_a_hold_that_ended_and_began_again_is_a_new_one(ledger: Ledger, holds: H
     keeper.hold(RUN, commit.save, "a")
     assert holds.silent(RUN, ledger.state(RUN)) == []
     clock.now += SILENT_SECONDS * UNHEARD_FACTOR + 1
-    assert holds.silent(RUN, ledger.state(RUN)) == [(commit.save, "a")]
+    assert holds.silent(RUN, ledger.state(RUN)) == [(commit.save, "a", 3)]
 
 
 # Scrubbing.
