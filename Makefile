@@ -2,7 +2,7 @@
 PY := .venv/bin/python
 STAMP := .venv/.installed
 
-.PHONY: help setup demo soak sim chaos nfs test lint types check cover image-check format clean
+.PHONY: help setup demo soak sim chaos nfs test tools lint types check cover image-check format clean
 
 help:  ## This list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -24,9 +24,17 @@ soak: $(STAMP)  ## Processes and services on the same runs, killed now and then 
 sim: $(STAMP)  ## Simulated clusters on a failing storage (OPERATIONS=10000000; SEED=7 replays one), and the model, deeper
 	$(PY) -m ckptd.testing.sim $(if $(SEED),--seed $(SEED)) $(if $(OPERATIONS),--operations $(OPERATIONS))
 	$(PY) -m tests.model --deep
+	$(PY) -m tests.model --weakened
 
-test: check  ## Everything that must hold: lint, types, layers, all tests
+nfs: $(STAMP)  ## A real NFS server and two clients, v3 and v4.2, in User-Mode Linux (as root; two minutes)
+	scripts/test-tools nfs
+	$(PY) scripts/nfs_check.py
+
+test: tools check  ## Everything that must hold: lint, types, layers, all tests (as root: some mount file systems)
 	$(PY) -m pytest -n 2 --dist loadfile
+
+tools:
+	@scripts/test-tools
 
 check: lint types
 
