@@ -2,9 +2,10 @@
 
     python -m ckptd.testing.soak --minutes 10 --processes 3 --seed 7
 
-Each process opens, begins, saves, commits, aborts, asks and damages at random, through a service or straight on the
-storage. The auditor reads the whole log of every run, every minute while all processes are stopped and once more at
-the end, and compares it with what the processes were told. The exit code is 1 if anything is not as it must be.
+Each process does at random what trainers, people, readers and retention do, and some damage, through a service or
+straight on the storage; the services retire and collect on their own. The auditor and `soak_custody` read every run,
+every minute while all are stopped and once more at the end, and compare it with what the processes were told. The
+exit code is 1 if anything is not as it must be.
 """
 
 from __future__ import annotations
@@ -13,28 +14,33 @@ import contextlib
 import os
 import random
 import secrets
+import socket
 import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from signal import SIGCONT, SIGSTOP, SIGTERM
+from signal import SIGCONT, SIGSTOP, SIGTERM, Signals
 from typing import Annotated
 
 import typer
 
+from ckptd.keeper import Keeper
 from ckptd.ledger import Ledger
-from ckptd.log import RunLog
 from ckptd.storage import init_root, open_storage
 from ckptd.testing.auditor import Auditor
 from ckptd.testing.processes import ServiceProcess
+from ckptd.testing.soak_custody import Custody
+from ckptd.testing.soak_hand import Orders
 from ckptd.testing.soak_journal import Tally
 from ckptd.testing.soak_processes import Process, Victim, kills_in_operations, kills_in_time
-from ckptd.testing.soak_worker import Orders
+from ckptd.testing.soak_summary import listed, summary
 
 POLL_SECONDS = 0.05
 PROGRESS_SECONDS = 10.0
 AUDIT_SECONDS = 60.0
+HOLD_SECONDS = 5.0
+FAULTS = ("fault of ckptd", "under reference", "Traceback")  # in the log of a service
 
 
 class Soak:
@@ -56,12 +62,14 @@ class Soak:
         self._next = next(self._plan)
         self._storage = open_storage(storage_url)
         self._ledger = Ledger(self._storage)
+        self.custody: dict[str, Custody] = {}
+        self.service_actors = set[str]()
+        self.leftovers = 0
         self._auditors: dict[str, Auditor] = {}
         self._findings: dict[str, None] = {}
         self._began = 0.0
-        polite = {"CKPTD_IN_USE_SECONDS": "2"}
         self._services = [
-            ServiceProcess(storage_url, log=folder / f"service-{number}.log", init=False, env=polite)
+            ServiceProcess(storage_url, log=folder / f"service-{number}.log", init=False, env=_manners(number))
             for number in range(services)
         ]
         self._processes = [Process(f"process-{number}", folder, self._orders) for number in range(processes)]
@@ -72,34 +80,31 @@ class Soak:
         with contextlib.ExitStack() as ended:
             for service in self._services:
                 ended.enter_context(service)
+                self._met(service)
             for process in self._processes:
                 ended.callback(process.kill)
                 process.start()
             self._work()
             self._find(found for process in self._processes if (found := process.end()))
+            for service in self._services:
+                service.stop()
             self.tally.read_on()
-            self._audit([*self._ledger.runs(), *self.tally.counting])
+            runs = sorted({*self._ledger.runs(), *self.tally.counting})
+            self._audit(runs)
+            self._collect(runs)
+            self._read_service_logs()
         return list(self._findings)
 
     def summary(self) -> str:
         """What happened, in a few lines."""
         infos = [self._ledger.run_info(run) for run in self._ledger.runs()]
-        told = self.tally
-        return "\n".join(
-            [
-                f"operations: {told.operations.total()} ({_listed(told.operations)})",
-                f"runs: {len(infos)}, with {sum(info.records for info in infos)} records,"
-                f" of which {sum(info.void_records for info in infos)} are void",
-                f"generations: {sum(info.generation for info in infos)}",
-                f"commits: {sum(info.checkpoints for info in infos)},"
-                f" {sum(map(len, told.durable.values()))} of them acknowledged",
-                f"refused for good: {sum(map(len, told.refused.values()))}",
-                f"damaged on purpose: {sum(map(len, told.damaged_saves.values()))}",
-                f"events: {_listed(told.events)}",
-                f"kills: {_listed(self.kills)}",
-                f"audits: {self.audits}",
-            ]
-        )
+        told = summary(self.tally, infos, self.custody, self.service_actors)
+        ends = [
+            f"objects collected at the end: {self.leftovers}",
+            f"kills: {listed(Counter(map(str, self.kills.elements())))}",
+            f"audits: {self.audits}",
+        ]
+        return "\n".join([*told, *ends])
 
     # Work
 
@@ -138,7 +143,9 @@ class Soak:
     def _kill(self, victim: Victim) -> None:
         """SIGKILL, and a new life at once."""
         if victim == "service":
-            self._random.choice(self._services).restart()
+            service = self._random.choice(self._services)
+            service.restart()
+            self._met(service)
         else:
             alive = [process for process in self._processes if process.alive]
             if not alive:
@@ -150,14 +157,22 @@ class Soak:
 
     @contextlib.contextmanager
     def _standstill(self) -> Iterator[None]:
-        """All processes are stopped, wherever they are. Services go on."""
-        for process in self._processes:
-            process.send(SIGSTOP)
+        """All processes are stopped, wherever they are, and then all services, for they retire and delete, too."""
+        self._send_all(SIGSTOP)
         try:
             yield
         finally:
-            for process in self._processes:
-                process.send(SIGCONT)
+            self._send_all(SIGCONT)
+
+    def _send_all(self, sig: Signals) -> None:
+        for process in self._processes:
+            process.send(sig)
+        for service in self._services:
+            if service.alive:
+                os.kill(service.pid, sig)
+
+    def _met(self, service: ServiceProcess) -> None:
+        self.service_actors.add(f"{socket.gethostname()} pid {service.pid}")
 
     def _orders(self, process: Process) -> Orders:
         operations = None
@@ -198,12 +213,25 @@ class Soak:
             self._compare(run)
 
     def _compare(self, run: str) -> None:
-        """What the auditor is not asked: other records than commits, and damage that nobody did."""
-        state = RunLog(self._storage, run, actor="soak").replay(to_the_end=True)
-        for rid in sorted(self.tally.counting[run] - state.accepted.keys()):
+        """What the auditor is not asked: other records than commits, and who is answerable for what."""
+        custody = self.custody.setdefault(run, Custody(self._storage, run, hold_seconds=HOLD_SECONDS))
+        self._find(f"{run}: {finding}" for finding in custody.check(self.tally))
+        for rid in sorted(self.tally.counting[run] - custody.state.accepted.keys()):
             self._find([f"{run}: {rid} was acknowledged, and does not count"])
-        for save in sorted(state.quarantined.keys() - self.tally.damaged_saves[run]):
-            self._find([f"{run}: {save} is in quarantine, and nobody damaged it"])
+
+    def _collect(self, runs: Iterable[str]) -> None:
+        """With everybody gone, all that is not needed can be collected, and nothing that is."""
+        keeper = Keeper(self._ledger)
+        for run in runs:
+            if self.custody[run].state.seq:
+                self.leftovers += keeper.collect(run).objects
+                self._find(f"{run}: {left}" for left in self.custody[run].leftovers(self.tally.damaged_saves[run]))
+        self._audit(runs)
+
+    def _read_service_logs(self) -> None:
+        for service in self._services:
+            lines = service.log.read_text(errors="replace").splitlines()
+            self._find(f"{service.log.name}: {line}" for line in lines if any(fault in line for fault in FAULTS))
 
     def _find(self, findings: Iterable[str]) -> None:
         for finding in findings:
@@ -212,8 +240,15 @@ class Soak:
                 self._say(f"FINDING {finding}")
 
 
-def _listed(counts: Counter[str] | Counter[Victim]) -> str:
-    return ", ".join(f"{name} {count}" for name, count in sorted(counts.items())) or "none"
+def _manners(number: int) -> dict[str, str]:
+    """How the service of this number keeps the runs: each has another policy, and all are in a hurry."""
+    every = {"CKPTD_KEEP_EVERY": "10"} if number % 2 else {}
+    return every | {
+        "CKPTD_IN_USE_SECONDS": "2",
+        "CKPTD_KEEP_LAST": str(3 + number % 2),
+        "CKPTD_HOUSEKEEPING_SECONDS": "1",
+        "CKPTD_HOLD_SECONDS": f"{HOLD_SECONDS:g}",
+    }
 
 
 @contextlib.contextmanager

@@ -1,7 +1,8 @@
 """What the processes of a soak were told, as lines of JSON: written by one process, read by the one that checks.
 
 A line is written after the answer it tells of, by one `write`, so a process that is killed leaves whole lines only,
-and at most forgets what it was told last. Damage is the exception: it is written down before it is done.
+and at most forgets what it was told last. The exceptions are written down before they are done: damage, and what a
+process `means` to decide.
 """
 
 from __future__ import annotations
@@ -44,6 +45,14 @@ class Journal:
         """This process is about to damage an object."""
         self._write(what="damaged", run=run, save=save, key=key)
 
+    def means(self, run: str, verb: str, save: str, who: str) -> None:
+        """This process is about to ask for a decision about a checkpoint."""
+        self._write(what="means", run=run, verb=verb, save=save, who=who)
+
+    def told(self, run: str, verb: str, save: str, who: str, at: float) -> None:
+        """This process was told that it is decided. `at` is a time, in seconds since the epoch."""
+        self._write(what="told", run=run, verb=verb, save=save, who=who, at=at)
+
     def finding(self, run: str, text: str) -> None:
         """This process was told what must not be."""
         self._write(what="finding", run=run, text=text)
@@ -66,6 +75,9 @@ class Journal:
             raise OSError(f"the journal took {written} of {len(data)} bytes")
 
 
+Decision = tuple[str, str, str]  # what is decided, about which save, for whom
+
+
 class Tally:
     """All journals of a folder, read on as they grow."""
 
@@ -79,6 +91,8 @@ class Tally:
         self.refused: dict[str, set[str]] = defaultdict(set)
         self.damaged_saves: dict[str, set[str]] = defaultdict(set)
         self.damaged: dict[str, set[str]] = defaultdict(set)
+        self.meant: dict[str, set[Decision]] = defaultdict(set)
+        self.told: dict[str, dict[Decision, float]] = defaultdict(dict)
         self.findings: list[str] = []
 
     def read_on(self) -> set[str]:
@@ -114,6 +128,10 @@ class Tally:
             case "damaged":
                 self.damaged_saves[run].add(line["save"])
                 self.damaged[run].update((line["save"], line["key"]))
+            case "means":
+                self.meant[run].add((line["verb"], line["save"], line["who"]))
+            case "told":
+                self.told[run][line["verb"], line["save"], line["who"]] = line["at"]
             case "finding":
                 self.findings.append(f"{run}: {line['text']}")
 

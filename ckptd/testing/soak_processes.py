@@ -10,7 +10,7 @@ from random import Random
 from signal import SIGTERM, Signals
 from typing import Literal
 
-from ckptd.testing.soak_worker import Orders
+from ckptd.testing.soak_hand import Orders
 
 END_SECONDS = 120.0
 KILL_SECONDS = 10.0

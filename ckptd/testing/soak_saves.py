@@ -5,7 +5,7 @@ from __future__ import annotations
 from random import Random
 
 from ckptd import layout
-from ckptd.digests import chunk_digest
+from ckptd.digests import chunk_digest, sha256_hex
 from ckptd.manifest import Manifest, ManifestRef, ObjectRef, Part
 from ckptd.storage.base import Storage
 from ckptd.wire import CommitRequest
@@ -25,7 +25,8 @@ def write_save(storage: Storage, run: str, save: str, random: Random) -> CommitR
             storage, run, save, writer, random.randbytes(1 + random.randrange(MAX_PAYLOAD_BYTES))
         )
         part = Part(run=run, generation=generation, save=save, step=step, writer=writer, payload=payload)
-        _put(storage, layout.part_key(run, save, writer, layout.new_nonce()), part.stored())
+        stored = part.stored()
+        _put(storage, layout.part_key(run, save, writer, sha256_hex(stored)), stored)
         parts.append(part)
     manifest = Manifest(
         run=run, generation=generation, save=save, step=step, world=writers, parts=tuple(parts), producer="soak"

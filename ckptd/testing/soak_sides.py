@@ -2,23 +2,35 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any, Protocol, TypeVar
 
 import httpx
 from pydantic import BaseModel
 
+from ckptd import retaining
 from ckptd.errors import CkptdError, Unavailable, describe, from_dict
+from ckptd.keeper import Collected, Keeper
+from ckptd.ledger import Ledger
+from ckptd.retaining import RetainAnswer, RetainRequest
+from ckptd.retention import Policy
 from ckptd.wire import (
     AbortRequest,
+    ActRequest,
     Answer,
     BeginRequest,
+    CheckpointInfo,
     CommitRequest,
     DamageAnswer,
     DamageReport,
+    HoldAnswer,
     Latest,
     OpenRequest,
     ReadyRequest,
     SaveStatus,
+    Verb,
+    VerifyAnswer,
+    VerifyRequest,
 )
 
 M = TypeVar("M", bound=BaseModel)
@@ -26,7 +38,7 @@ REQUEST_SECONDS = 40.0
 
 
 class Side(Protocol):
-    """What a process asks for; `Ledger` is one, `OverHttp` the other."""
+    """What a process asks for; `Straight` is one, `OverHttp` the other."""
 
     def open(self, run: str, request: OpenRequest) -> None: ...
 
@@ -45,6 +57,30 @@ class Side(Protocol):
     def report_damage(self, run: str, report: DamageReport) -> DamageAnswer: ...
 
     def latest(self, run: str) -> Latest: ...
+
+    def act(self, run: str, step: int, verb: Verb, request: ActRequest) -> CheckpointInfo: ...
+
+    def verify(self, run: str, step: int, save: str) -> VerifyAnswer: ...
+
+    def retain(self, run: str, policy: Policy) -> RetainAnswer: ...
+
+    def collect(self, run: str) -> Collected: ...
+
+
+class Straight(Ledger):
+    """On the storage itself, with what a service does beside the ledger."""
+
+    def act(self, run: str, step: int, verb: Verb, request: ActRequest) -> CheckpointInfo:
+        return Keeper(self).act(run, step, verb, request)
+
+    def verify(self, run: str, step: int, save: str) -> VerifyAnswer:
+        return retaining.verify(Keeper(self), run, step, save)
+
+    def retain(self, run: str, policy: Policy) -> RetainAnswer:
+        return retaining.retain(Keeper(self), run, RetainRequest(**policy.model_dump()))
+
+    def collect(self, run: str) -> Collected:
+        return Keeper(self).collect(run)
 
 
 class OverHttp:
@@ -83,11 +119,36 @@ class OverHttp:
     def latest(self, run: str) -> Latest:
         return self._ask(Latest, "GET", f"{run}/latest")
 
+    def act(self, run: str, step: int, verb: Verb, request: ActRequest) -> CheckpointInfo:
+        path = f"{run}/checkpoints/{step}/{verb}"
+        if verb == "hold":
+            return self._ask(HoldAnswer, "POST", path, request).checkpoint
+        return self._ask(CheckpointInfo, "POST", path, request)
+
+    def verify(self, run: str, step: int, save: str) -> VerifyAnswer:
+        return self._follow(VerifyAnswer, f"{run}/checkpoints/{step}/verify", VerifyRequest(save=save))
+
+    def retain(self, run: str, policy: Policy) -> RetainAnswer:
+        return self._follow(RetainAnswer, f"{run}/retain", RetainRequest(**policy.model_dump()))
+
+    def collect(self, run: str) -> Collected:
+        return self._follow(Collected, f"{run}/collect")
+
     def close(self) -> None:
         self._http.close()
 
     def _ask(self, model: type[M], method: str, path: str, body: BaseModel | None = None) -> M:
         return model.model_validate_json(self._send(method, path, body).content)
+
+    def _follow(self, model: type[M], path: str, body: BaseModel | None = None) -> M:
+        """Work that is told of line by line; the last line has its end."""
+        lines = self._send("POST", path, body).text.splitlines()
+        said: dict[str, Any] = json.loads(lines[-1]) if lines else {}
+        if said.get("problem") is not None:
+            raise _error_in(said["problem"])
+        if said.get("answer") is None:
+            raise Unavailable(f"POST {self._url} {path} ended before it had answered")
+        return model.model_validate_json(json.dumps(said["answer"]))
 
     def _send(self, method: str, path: str, body: BaseModel | None = None) -> httpx.Response:
         options: dict[str, Any] = {}
@@ -99,9 +160,8 @@ class OverHttp:
             raise Unavailable(f"{method} {self._url} {path}: {describe(error)}") from error
         if answer.is_success:
             return answer
-        raise _problem(answer)
+        raise _error_in(answer.json())
 
 
-def _problem(answer: httpx.Response) -> CkptdError:
-    told = answer.json()
-    return from_dict({**told, "message": told["detail"]})
+def _error_in(problem: dict[str, Any]) -> CkptdError:
+    return from_dict({**problem, "message": problem["detail"]})

@@ -24,7 +24,19 @@ def test_a_short_soak_has_no_findings(tmp_path: Path) -> None:
     assert soak.tally.operations.total() == OPERATIONS  # killed processes go on where they were
     assert soak.kills == {"process": 2, "service": 1}
     assert sum(map(len, soak.tally.durable.values())) > 0
+    assert len(soak.service_actors) == 2  # one service, two lives
+    assert all(custody.state.seq for custody in soak.custody.values())
+    assert "upkeep records: " in soak.summary()
     assert f"operations: {OPERATIONS} " in soak.summary()
+
+
+def test_a_service_that_met_a_fault_is_a_finding(tmp_path: Path) -> None:
+    """Its log is read, whatever its requests were answered."""
+    url = f"file://{tmp_path}/root"
+    init_root(url)
+    (tmp_path / "service-0.log").write_text("INFO well\nERROR housekeeping met a fault of ckptd, and goes on\n")
+    found = Soak(url, tmp_path, seed=3, processes=0, services=1, operations=0, say=list[str]().append).run()
+    assert found == ["service-0.log: ERROR housekeeping met a fault of ckptd, and goes on"]
 
 
 def test_a_soak_finds_what_contradicts_the_log(tmp_path: Path) -> None:
@@ -58,6 +70,8 @@ def test_a_journal_is_read_on_as_it_grows(tmp_path: Path) -> None:
         journal.event("fenced")
         journal.refused("q", "rid2")
         journal.damaged("q", "s2", "key")
+        journal.means("q", "unpin", "s2", "ann")
+        journal.told("q", "pin", "s2", "ann", 1.5)
         assert tally.read_on() == {"q"}
     with Journal(path) as again:
         again.operation("start")
@@ -65,6 +79,8 @@ def test_a_journal_is_read_on_as_it_grows(tmp_path: Path) -> None:
     assert tally.operations == {"save": 2, "start": 1}
     assert (tally.durable, tally.counting, tally.refused) == ({"r": {"s"}}, {"r": {"rid"}}, {"q": {"rid2"}})
     assert (tally.damaged, tally.damaged_saves) == ({"q": {"s2", "key"}}, {"q": {"s2"}})
+    assert tally.meant == {"q": {("unpin", "s2", "ann")}}
+    assert tally.told == {"q": {("pin", "s2", "ann"): 1.5}}
     assert (tally.events, tally.findings) == ({"fenced": 1}, [])
     assert operations_in(path) == 3
     assert operations_in(tmp_path / "none.jsonl") == 0
