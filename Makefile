@@ -26,6 +26,11 @@ sim: $(STAMP)  ## Simulated clusters on a failing storage (OPERATIONS=10000000; 
 	$(PY) -m tests.model --deep
 	$(PY) -m tests.model --weakened
 
+chaos: $(STAMP) tools  ## Real faults on a real job (FAULTS=200 SEED=1 STORAGE=s3), then wrong bits and the whole crash sweep
+	$(PY) -m ckptd.testing.chaos --faults $(or $(FAULTS),200) --storage $(or $(STORAGE),file) $(if $(SEED),--seed $(SEED))
+	$(PY) -m tests.damage.flips --flips 10600 $(if $(SEED),--seed $(SEED))
+	$(PY) -m tests.crash.sweep --all
+
 nfs: $(STAMP)  ## A real NFS server and two clients, v3 and v4.2, in User-Mode Linux (as root; two minutes)
 	scripts/test-tools nfs
 	$(PY) scripts/nfs_check.py
