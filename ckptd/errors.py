@@ -65,6 +65,13 @@ class OutcomeUnknown(Unavailable):
     default_do = "Repeat the same call: it recognises its own earlier write."
 
 
+class SaveOff(Unavailable):
+    """This save will not become a checkpoint, although the storage may well answer: waiting does not help."""
+
+    code = "save-off"
+    default_do = "Training goes on; the next save takes its place."
+
+
 class NotInitialised(Unavailable):
     """The root carries no marker: new storage, or a drive that is not mounted."""
 

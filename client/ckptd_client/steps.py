@@ -15,7 +15,17 @@ from pydantic import ValidationError
 
 from ckptd import __version__, layout
 from ckptd.digests import sha256_hex
-from ckptd.errors import AlreadyExists, CkptdError, Conflict, Corrupt, Fenced, OutcomeUnknown, Unavailable, describe
+from ckptd.errors import (
+    AlreadyExists,
+    CkptdError,
+    Conflict,
+    Corrupt,
+    Fenced,
+    OutcomeUnknown,
+    SaveOff,
+    Unavailable,
+    describe,
+)
 from ckptd.manifest import Manifest, ManifestRef, ObjectRef, Part
 from ckptd.reading import read_part
 from ckptd.storage.base import Storage
@@ -29,12 +39,6 @@ from ckptd_client.transport import Transport
 WRITE_TRIES = 3
 PUT_SECONDS = 60.0
 SUPERSEDED = "superseded"
-
-
-class SaveOff(Unavailable):
-    """This save will not become a checkpoint, although the storage may well answer: waiting does not help."""
-
-    default_do = "Training goes on; the next save takes its place."
 
 
 class Steps:
@@ -165,8 +169,6 @@ def not_committed(job: Job) -> Unavailable:
 
 def not_known(job: Job, error: Unavailable) -> OutcomeUnknown:
     """What is said of a commit that did not answer until the deadline, whatever its last error was."""
-    if isinstance(error, OutcomeUnknown):
-        return error
     unknown = OutcomeUnknown(
         f"it is not known whether the save of step {job.handle.step} is a checkpoint: {error.message}",
         save=job.handle.save,

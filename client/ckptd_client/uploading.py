@@ -13,10 +13,10 @@ import threading
 import time
 from collections import deque
 
-from ckptd.errors import CkptdError, Conflict, Fenced, Unavailable, describe
+from ckptd.errors import CkptdError, Conflict, Fenced, SaveOff, Unavailable, describe
 from ckptd_client.course import Course, Item
 from ckptd_client.handle import Job, Tally
-from ckptd_client.steps import SUPERSEDED, SaveOff, Steps, ending, not_committed, not_known
+from ckptd_client.steps import SUPERSEDED, Steps, ending, not_committed, not_known
 
 log = logging.getLogger("ckptd")
 FIRST_PAUSE_SECONDS, LAST_PAUSE_SECONDS = 0.05, 5.0
