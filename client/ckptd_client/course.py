@@ -73,6 +73,7 @@ class Course:
             self._progress(item)
         if item.asked_at is None:
             steps.declare_ready()
+            job.point("before-commit")
         self._ask(item)
         steps.commit(job, item.manifest)
         self.failing = False

@@ -237,6 +237,7 @@ class Saver:
 
     def _commit(self, job: Job, ref: ManifestRef) -> tuple[Item, Unavailable] | None:
         """Rank 0. A commit that was refused calls the save off; one whose outcome is not known is asked for again."""
+        job.point("before-commit")
         try:
             self._insist(job, lambda: self._steps.commit(job, ref))
         except Unavailable as error:

@@ -138,7 +138,6 @@ class Steps:
         request = CommitRequest(
             generation=job.generation, save=job.handle.save, step=job.handle.step, writers=job.writers, manifest=ref
         )
-        job.point("before-commit")
         self._transport.commit(request)
         job.point("after-commit")
 
