@@ -13,7 +13,7 @@ import pytest
 from ckptd.ledger import Ledger
 from ckptd.testing.auditor import Auditor
 from ckptd.testing.chaos.checks import Checks, curve_of
-from ckptd.testing.chaos.job import NODES, WORLD, Job, signal_rank
+from ckptd.testing.chaos.job import WORLD, Job, signal_rank
 from ckptd.testing.chaos.plan import make_plan
 from ckptd.testing.chaos.ports import free_port
 from ckptd.testing.chaos.run import STRIKES, Settings, possible, run_on, stage
@@ -39,7 +39,7 @@ def job(prepared: Stage, request: pytest.FixtureRequest) -> Iterator[Job]:
     site, zygotes = prepared
     name = f"job-{len(list(site.folder.glob('job-*.jsonl')))}"
     with contextlib.closing(Job(site.folder, name, url=site.proxy.url, seed=SEED)) as job:
-        job.start(zygotes, free_port(), [site.rank_env] * NODES)
+        job.start(zygotes, free_port(), site.node_envs())
         job.until_generation(0)
         job.settle(4)
         yield job

@@ -6,6 +6,7 @@ seconds, and there are a hundred of them.
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import multiprocessing
 import os
@@ -34,6 +35,7 @@ def run_script(script: Path, arguments: list[str], env: dict[str, str], log: Pat
         os.dup2(descriptor, number)
     os.environ.clear()
     os.environ.update(env)
+    faulthandler.register(signal.SIGUSR1)
     sys.argv = [str(script), *arguments]
     runpy.run_path(str(script), run_name="__main__")
 
@@ -98,7 +100,11 @@ class Loop:
     def end(self) -> int:
         """The exit code; negative for the signal that killed it."""
         self._process.join(DEADLINE_SECONDS)
-        assert self._process.exitcode is not None, f"the loop did not end within {DEADLINE_SECONDS} s"
+        if self._process.exitcode is None:
+            state = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0]
+            os.kill(self.pid, signal.SIGUSR1)  # it writes down where all its threads are
+            self._process.join(2.0)
+            raise AssertionError(f"the loop did not end within {DEADLINE_SECONDS} s, {state}: {self.output()}")
         return self._process.exitcode
 
     def output(self) -> str:

@@ -3,9 +3,9 @@
     torchrun .. chaos_rank RUN CONTROL
 
 CONTROL is a JSON file that the harness replaces: `limit` (the step to wait at), `orders` (failpoints), `url`,
-`harness` (its process id: without it the rank ends), `end`, `again` (save a step once more whose save failed). Each
-rank appends JSON lines to the file that CHAOS_EVENTS names: `start`, `step` with the loss to the last bit, `queued`,
-`durable`, `failed`, `fenced`, `gate`, `end`.
+`harness` (its process id: without it the rank ends), `end`, `again` (save a step once more whose save failed),
+`group_seconds` (the process group's own timeout). Each rank appends JSON lines to the file that CHAOS_EVENTS names:
+`start`, `step` with the loss to the last bit, `queued`, `durable`, `failed`, `fenced`, `gate`, `end`.
 Losses depend on the seed and the step alone, never on how often the job was started.
 """
 
@@ -31,7 +31,6 @@ from ckptd_client.data import ResumableSampler, RngState, seed_rank
 
 SIZE, WIDTH, MICRO_BATCH = 999, 64, 4
 LOOK_SECONDS = 0.02
-GROUP_SECONDS = 60.0
 SAVE_SECONDS, START_SECONDS = 20.0, 150.0
 
 
@@ -94,8 +93,8 @@ class Rank:
             start_deadline_seconds=START_SECONDS,
             save_deadline_seconds=SAVE_SECONDS,
         ) as client:
-            dist.init_process_group("gloo", timeout=timedelta(seconds=GROUP_SECONDS))
-            found = client.latest()
+            dist.init_process_group("gloo", timeout=timedelta(seconds=self.control["group_seconds"]))
+            client.latest()  # before anything else, as a rank does that wraps its model
             network = Network(seed)
             sampler = ResumableSampler(
                 SIZE, seed=seed, rank=client.rank, world=client.world_size, micro_batch=MICRO_BATCH
@@ -109,6 +108,7 @@ class Rank:
             }
             seed_rank(seed, 0, client.rank)
             step = client.restore(state, per_rank={"rng": rng})
+            found = client.latest()  # once more: `restore` may have gone to the checkpoint before, with all ranks
             who = {"generation": client.generation, "pid": os.getpid(), "node": os.environ["CHAOS_NODE"]}
             tell("start", step=step, save=found.save if found else None, url=self.control["url"], **who)
             while not (self.look()["end"] and step >= self.control["limit"]):

@@ -11,7 +11,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -85,7 +85,7 @@ class Job:
         self._read = 0
         self.control: dict[str, Any] = {
             "limit": 0, "orders": "", "url": url, "harness": os.getpid(), "end": False, "again": False, "seed": seed,
-            "save_every": save_every, "pause": pause,
+            "save_every": save_every, "pause": pause, "group_seconds": 60.0,
         }  # fmt: skip
         self.nodes: list[Node] = []
         self.tell()
@@ -96,12 +96,16 @@ class Job:
         new.write_text(json.dumps(self.control))
         new.replace(self._control)
 
-    def start(self, zygotes: list[Zygote], port: int, envs: list[dict[str, str]]) -> None:
+    def start(
+        self, zygotes: list[Zygote], port: int, envs: list[dict[str, str]],
+        addresses: Sequence[str] = ("127.0.0.1", "127.0.0.1"),
+    ) -> None:  # fmt: skip
         for number, (zygote, env) in enumerate(zip(zygotes, envs, strict=True), 1):
             command = ["-m", "ckptd_trainer.chaos_rank", self.run, str(self._control)]
             env = {**env, stub.EVENTS: str(self._events), "CKPTD_JOB": "chaos"}
             log = self.folder / f"{self.run}-node{number}.log"
-            self.nodes.append(Node(number, zygote, command, log, port, env))
+            node = Node(number, zygote, command, log, port, env, host=addresses[0], address=addresses[number - 1])
+            self.nodes.append(node)
         for node in self.nodes:
             node.start()
 

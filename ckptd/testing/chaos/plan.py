@@ -22,6 +22,7 @@ ALWAYS = (
 )  # fmt: skip
 WITH_MOUNT = ("disk full", "read-only")
 WITH_CLOCK = ("clock jump",)
+WITH_NETWORK = ("cut network",)
 WITH_S3 = ("restart S3", "stop S3", "cut off S3", "slow S3")
 DAMAGE = ("flip", "cut", "delete")
 UNDISTURBING = {
@@ -91,10 +92,12 @@ def _by_the_service(backwards: Iterable[Fault]) -> Iterator[Fault]:
 
 
 def _places(kind: str, rank: int) -> Sequence[str]:
-    """The failpoints that a fault of this kind can name. A save that was committed or may be does not fail."""
+    """The failpoints that a fault of this kind can name. A save whose parts are all written does not fail."""
     if kind in ("kill rank in start", "kill service in append"):
         return IN_APPEND
-    return IN_SAVE if rank or kind == "fail in save" else IN_SAVE_OF_RANK_0
+    if kind == "fail in save":
+        return IN_SAVE[:2]
+    return IN_SAVE if rank else IN_SAVE_OF_RANK_0
 
 
 def last_step(faults: int) -> int:

@@ -21,6 +21,8 @@ from ckptd.testing.chaos.zygote import Zygote
 
 RUN = "chaos"
 PAUSE_SECONDS = 0.01
+GIVE_UP_AFTER = 3  # faults that the job did not come through as it must
+CUT_SECONDS = 10.0  # after so long without an answer a rank takes its peers for gone
 STRIKES = {**strikes.STRIKES, **surroundings.STRIKES}
 
 
@@ -34,25 +36,27 @@ class Settings:
     """Only these; all that this machine can do if there are none."""
     minutes: float = 0.0
     """Strike no more after so long; 0: no such end."""
+    apart: bool = False
+    """Two network namespaces, and a cable that can be cut; then without a service."""
 
 
 def chaos(settings: Settings, say: Callable[[str], None]) -> Report:
     """Everything. The report says whether all held; it is also written to the folder."""
-    with stage(settings.folder, settings.storage) as (site, zygotes):
+    with stage(settings.folder, settings.storage, apart=settings.apart) as (site, zygotes):
         report = run_on(settings, site, zygotes, say)
         report.write(settings.folder / "report.json")
     return report
 
 
 @contextlib.contextmanager
-def stage(folder: Path, storage: str) -> Iterator[tuple[Site, list[Zygote]]]:
+def stage(folder: Path, storage: str, *, apart: bool = False) -> Iterator[tuple[Site, list[Zygote]]]:
     """What several runs can share: a storage, a service, and a zygote for each node."""
     with contextlib.ExitStack() as stack:
         zygotes = [Zygote(folder / f"z{n}", MODULES, log=folder / f"zygote{n}.log") for n in range(NODES)]
         for zygote in zygotes:
             stack.callback(zygote.kill)
             zygote.launch()
-        site = stack.enter_context(Site(folder, storage))
+        site = stack.enter_context(Site(folder, storage, apart=apart))
         for zygote in zygotes:
             zygote.start()
         yield site, zygotes
@@ -69,7 +73,9 @@ def run_on(settings: Settings, site: Site, zygotes: list[Zygote], say: Callable[
     reference = undisturbed(settings, zygotes, last_step(len(faults)))
     say(f"[{time.monotonic() - began:4.0f} s] {len(reference)} losses to compare with")
     report = Report(settings.seed, settings.storage, missing)
-    job = Job(settings.folder, RUN, url=site.proxy.url, seed=settings.seed, pause=PAUSE_SECONDS)
+    job = Job(settings.folder, RUN, url=site.way, seed=settings.seed, pause=PAUSE_SECONDS)
+    if settings.apart:
+        job.tell(group_seconds=CUT_SECONDS)
     with contextlib.closing(job):
         disturbed(job, site, zygotes, faults, reference, report, say, settings.minutes)
     return report
@@ -78,9 +84,11 @@ def run_on(settings: Settings, site: Site, zygotes: list[Zygote], say: Callable[
 def possible(site: Site) -> tuple[list[str], list[str]]:
     """The kinds of faults that can be had here, and those that cannot."""
     groups: list[tuple[Sequence[str], bool]] = [
-        (plan.ALWAYS, True),
+        ([kind for kind in plan.ALWAYS if kind not in plan.OF_THE_SERVICE], True),
+        ([kind for kind in plan.ALWAYS if kind in plan.OF_THE_SERVICE], site.network is None),
+        (plan.WITH_NETWORK, site.network is not None),
         (plan.WITH_MOUNT, site.mount is not None),
-        (plan.WITH_CLOCK, site.clock is not None),
+        (plan.WITH_CLOCK, site.clock is not None and site.network is None),
         (plan.WITH_S3, site.kind == "s3"),
     ]
     return [k for kinds, have in groups if have for k in kinds], [
@@ -113,12 +121,12 @@ def disturbed(
 ) -> None:  # fmt: skip
     began = time.monotonic()
     checks = Checks(job, site, reference)
-    job.start(zygotes, free_port(), [site.rank_env] * NODES)
+    job.start(zygotes, free_port(), site.node_envs(), site.addresses)
     job.until_generation(0)
     for fault in faults:
         if minutes and time.monotonic() - began > 60 * minutes:
             break
-        job.settle(fault.step)
+        job.settle(max(fault.step, job.step))
         struck = strike(job, site, fault)
         report.struck.append(struck)
         checks.look(str(fault))
@@ -127,8 +135,9 @@ def disturbed(
             say(f"FINDING {finding}")
         report.told = len(checks.findings)
         if not struck.fired:
-            break
-    job.until("the last step", lambda: job.generation)
+            site.reset()
+            if sum(not struck.fired for struck in report.struck) == GIVE_UP_AFTER:
+                break
     job.settle(job.control["limit"] + 2)
     checks.look("at the end")
     report.finish(job, checks, time.monotonic() - began)
@@ -137,12 +146,13 @@ def disturbed(
 def strike(job: Job, site: Site, fault: Fault) -> Struck:
     """One fault, from ranks that wait at its step to a job that commits again."""
     began, before = time.monotonic(), job.generation
-    job.tell(url=site.url if fault.direct else site.proxy.url)
+    job.tell(url=site.url if fault.direct else site.way)
     try:
         told = STRIKES[fault.kind](job, site, fault)
         job.tell(orders="")
         progress(job)
     except CkptdError as error:
+        job.tell(orders="")
         return Struck(fault, False, describe(error), 0, time.monotonic() - began)
     new = job.generation - before
     if fault.kind in plan.UNDISTURBING and new:

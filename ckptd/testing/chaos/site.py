@@ -11,13 +11,14 @@ import errno
 import os
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from ckptd.storage import init_root, open_storage
 from ckptd.storage.base import Storage
 from ckptd.testing.chaos.clock import clock_if_any
 from ckptd.testing.chaos.job import ChaosFailed
+from ckptd.testing.chaos.network import Network
 from ckptd.testing.processes import ServiceProcess
 from ckptd.testing.proxy import Proxy
 
@@ -29,18 +30,22 @@ KEEP = {"CKPTD_KEEP_LAST": "6", "CKPTD_HOUSEKEEPING_SECONDS": "4"}
 class Site:
     """`with Site(folder, "file") as site`. `url` is the storage as the service sees it, `env` what reaches it."""
 
-    def __init__(self, folder: Path, kind: str) -> None:
+    def __init__(self, folder: Path, kind: str, *, apart: bool = False) -> None:
+        """`apart`: each node in a network namespace of its own. Its ranks reach the storage, and no service."""
         self.folder, self.kind = folder, kind
         self.mount: Path | None = None
         self.env: dict[str, str] = {}
         self.rank_env: dict[str, str] = {}
         self.clock = clock_if_any(folder)
         self.s3_proxy: Proxy | None = None
+        self.network = Network() if apart else None
         self._left = contextlib.ExitStack()
 
     def __enter__(self) -> Site:
         with contextlib.ExitStack() as stack:
             self._storage(stack)
+            if self.network is not None:
+                stack.enter_context(self.network)
             init_root(self.url)
             self.service = self._service("")
             stack.callback(lambda: self.service.kill())
@@ -72,6 +77,20 @@ class Site:
             self.mount = root
         self.url = f"file://{root}/root"
 
+    # What ranks are given.
+
+    @property
+    def way(self) -> str:
+        """The URL of ranks that go by the service, if they can reach it."""
+        return self.proxy.url if self.network is None else self.url
+
+    def node_envs(self) -> list[dict[str, str]]:
+        return [{**self.rank_env, **(self.network.env(number) if self.network else {})} for number in (1, 2)]
+
+    @property
+    def addresses(self) -> list[str]:
+        return self.network.addresses if self.network else ["127.0.0.1"] * 2
+
     # The service.
 
     def _service(self, orders: str, port: int = 0) -> ServiceProcess:
@@ -84,18 +103,29 @@ class Site:
         self.service = self._service(orders, self.service.port)
         self.service.start()
 
+    def reset(self) -> None:
+        """No fault on the wire any more, and a service that runs."""
+        for proxy in filter(None, (self.proxy, self.s3_proxy)):
+            proxy.reset()
+        if not self.service.alive:
+            self.restart_service()
+
     # The mount.
 
     @contextlib.contextmanager
-    def full(self) -> Iterator[None]:
-        """Not a byte is left on the storage's mount."""
+    def full(self) -> Iterator[Callable[[], None]]:
+        """Not a page is left on the storage's mount. What is given takes what housekeeping frees meanwhile."""
         assert self.mount is not None
         ballast = self.mount / "ballast"
-        try:
-            with ballast.open("wb") as stream, contextlib.suppress(OSError):
+
+        def fill() -> None:
+            with ballast.open("ab", buffering=0) as stream, contextlib.suppress(OSError):
                 while True:
-                    os.write(stream.fileno(), b"\0" * 4096)
-            yield
+                    stream.write(bytes(4096))
+
+        try:
+            fill()
+            yield fill
         finally:
             ballast.unlink()
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from ckptd import layout
@@ -20,6 +21,22 @@ from ckptd.testing.chaos.strikes import MORE_STEPS, Strike, pause
 from ckptd.testing.torchrun import stopped
 
 JUMP_SECONDS = 400 * 24 * 3600
+
+
+def cut_network(job: Job, site: Site, fault: Fault) -> str:
+    """Between the two nodes, in training; healed when both sides have noticed."""
+    assert site.network is not None
+    generation, pids = job.generation, {event["pid"]: event["node"] for event in job.ranks().values()}
+    with site.network.cut():
+        job.tell(limit=fault.step + MORE_STEPS)
+        job.until(
+            "the end of a rank on both sides",
+            lambda: (
+                len({pids[e["pid"]] for e in job.events if e["event"] in ("gone", "ended") and e["pid"] in pids}) == 2
+            ),
+        )
+    job.until_generation(generation)
+    return f"both sides gave generation {generation} up"
 
 
 def kill_service(job: Job, site: Site, fault: Fault) -> str:
@@ -68,8 +85,8 @@ def cut_off_service(job: Job, site: Site, fault: Fault) -> str:
 
 
 def disk_full(job: Job, site: Site, fault: Fault) -> str:
-    with site.full():
-        told = _save_fails(job, fault)
+    with site.full() as fill:
+        told = _save_fails(job, fault, fill)
     return told
 
 
@@ -142,15 +159,20 @@ def slow_s3(job: Job, site: Site, fault: Fault) -> str:
     return f"{rounds} times 0.18 s"
 
 
-def _save_fails(job: Job, fault: Fault) -> str:
+def _save_fails(job: Job, fault: Fault, meanwhile: Callable[[], None] = lambda: None) -> str:
     step, generation = fault.step + 2, job.generation
     job.tell(limit=step)
-    job.until("the failure of a save", lambda: job.named("failed", step=step, generation=generation, rank=0))
+
+    def failed() -> bool:
+        meanwhile()
+        return bool(job.named("failed", step=step, generation=generation, rank=0))
+
+    job.until("the failure of a save", failed)
     job.settle(step)
-    failed = job.named("failed", step=step, generation=generation)
-    if len(failed) != WORLD:
-        raise ChaosFailed(f"{len(failed)} of {WORLD} ranks know that the save of step {step} failed")
-    return str(failed[0]["reason"])[:160]
+    told = job.named("failed", step=step, generation=generation)
+    if len(told) != WORLD:
+        raise ChaosFailed(f"{len(told)} of {WORLD} ranks know that the save of step {step} failed")
+    return str(told[0]["reason"])[:160]
 
 
 def _damage(job: Job, site: Site, fault: Fault, *, manifest: bool) -> str:
@@ -194,6 +216,7 @@ def spoil(storage: Storage, key: str, how: str) -> None:
 
 
 STRIKES: dict[str, Strike] = {
+    "cut network": cut_network,
     "kill service": kill_service,
     "kill service in append": kill_service_in_append,
     "stop service": stop_service,
