@@ -15,7 +15,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ckptd.errors import CkptdError
 from ckptd.testing.chaos import stub
 from ckptd.testing.chaos.zygote import Forked, Zygote
 from ckptd.testing.torchrun import FRESH_STORE, QUICK_RENDEZVOUS, end
@@ -29,7 +28,7 @@ Event = dict[str, Any]
 T = TypeVar("T")
 
 
-class ChaosFailed(CkptdError):
+class ChaosFailed(AssertionError):
     """The job did not do in time what it must."""
 
 

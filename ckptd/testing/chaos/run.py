@@ -151,7 +151,7 @@ def strike(job: Job, site: Site, fault: Fault) -> Struck:
         told = STRIKES[fault.kind](job, site, fault)
         job.tell(orders="")
         progress(job)
-    except CkptdError as error:
+    except (ChaosFailed, CkptdError) as error:
         job.tell(orders="")
         return Struck(fault, False, describe(error), 0, time.monotonic() - began)
     new = job.generation - before
