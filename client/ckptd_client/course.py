@@ -45,6 +45,11 @@ class Course:
     def move(self) -> None:
         self.moved_at = time.monotonic()
 
+    def taking(self) -> None:
+        """The storage takes bytes: whatever it did before, this save is on its way."""
+        self.failing = False
+        self.move()
+
     def advance(self, item: Item, wanted: Callable[[], bool]) -> bool:
         """The next steps of one save; whether it is durable. `Unavailable`: not now. A wait for others ends soon when
         it is not `wanted` any more."""
@@ -75,6 +80,7 @@ class Course:
             steps.declare_ready()
             job.point("before-commit")
         self._ask(item)
+        job.point("commit-asked")
         steps.commit(job, item.manifest)
         self.failing = False
         return True

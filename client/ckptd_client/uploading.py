@@ -52,7 +52,7 @@ class Uploader:
         victim: Item | None = None
         with self._changed:
             if item.file is not None:
-                item.file.moved = self._course.move
+                item.file.moved = self._course.taking
             self._items.append(item)
             waiting = [i for i in self._items if i.asked_at is None and not self._is_moving(i)]
             if len(waiting) > self._waiting:

@@ -274,7 +274,7 @@ def test_a_save_on_its_way_is_not_given_up_for_newer_ones(drive: Drive, spooled:
     end = job.outage()
     first = job.save(1)
     job.clients[0]._saver.make_room(DEADLINE_SECONDS)
-    uploading_first = drive.seen_by(0).pause("put", of_payload)
+    uploading_first = drive.seen_by(0).pause("put", of_payload, point="during")
     end()
     assert uploading_first.arrived.wait(DEADLINE_SECONDS)
     second = job.save(2)
@@ -529,7 +529,7 @@ def test_W5_the_next_save_goes_on_while_an_outcome_is_unknown_and_settles_it(dri
             asked_again.set()
             assert go_on.wait(DEADLINE_SECONDS)
 
-    with Job(drive).client(save_deadline_seconds=0.2) as client, hooked("before-commit", hold_back):
+    with Job(drive).client(save_deadline_seconds=0.2) as client, hooked("commit-asked", hold_back):
         client.restore(Trained().app)
         client.save(Trained().app, step=0, wait=True)
         client._transport.ledger.deadline_seconds = 0.0
