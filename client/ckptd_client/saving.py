@@ -12,12 +12,12 @@ import threading
 import time
 from collections.abc import Callable
 
-from ckptd.errors import CkptdError, Conflict, Invalid, Unavailable, describe
-from ckptd.manifest import ManifestRef, ObjectRef
+from ckptd.errors import Conflict, Invalid, Unavailable, describe
+from ckptd.manifest import ObjectRef
 from ckptd_client.course import Item
 from ckptd_client.handle import Job, SaveHandle, Tally
 from ckptd_client.spool import Spool
-from ckptd_client.steps import Steps, ending, not_committed, not_known, note
+from ckptd_client.steps import Steps, ending, not_committed, not_known
 from ckptd_client.suspicion import WeightsWatch
 from ckptd_client.uploading import Uploader
 
@@ -112,11 +112,11 @@ class Saver:
                 steps=steps,
             )
         self._settle_last(0.0)
-        self._uploader.flush()
 
     def close(self) -> None:
         if self._thread is not None:
             self._thread.join(None if self.spool is None else SLACK_SECONDS)
+        self._uploader.flush()
         self._uploader.close()
 
     def _settle_last(self, deadline_seconds: float) -> None:
@@ -183,11 +183,15 @@ class Saver:
     # Without a spool.
 
     def _run(self, job: Job) -> None:
-        """On the save thread: every outcome ends up in the handle."""
+        """On the save thread: every outcome ends up in the handle. Of a failure the caller learns at once, and the
+        others as soon as the storage takes the word: the same fault may have the storage silent for a while."""
         error: BaseException | None = None
         doubt: tuple[Item, Unavailable] | None = None
+        shared_work = True  # whether others wait for this rank's share in it
         try:
-            doubt = self._save(job)
+            self._bring(job)
+            shared_work = job.rank == 0
+            doubt = self._conclude(job)
         except BaseException as caught:  # noqa: BLE001 - handed to the caller's next call
             error = caught
         if job.captured is not None:
@@ -199,60 +203,35 @@ class Saver:
             log.info("save of step %d durable (%s)", job.handle.step, job.handle.save)
         else:
             log.error("save of step %d failed: %s", job.handle.step, describe(error))
+            if shared_work:
+                self._uploader.owe(job, error)
         job.handle.finish(error)
 
-    def _save(self, job: Job) -> tuple[Item, Unavailable] | None:
+    def _bring(self, job: Job) -> None:
+        """Payload, then the part manifest that says it is whole."""
+        if job.captured is None:
+            return
+        self._steps.put_part(job, self._steps.write_payload(job, seconds=job.left_seconds))
+        if job.rank == 0:
+            self.watch.look(job.captured, job.weights, job.handle.step, job.handle.warnings)
+
+    def _conclude(self, job: Job) -> tuple[Item, Unavailable] | None:
         """None when it is durable; what is left to be asked if that is not known at the deadline."""
         if job.rank != 0:
-            if job.captured is not None:
-                self._write_part(job)
             if self._steps.is_durable(job, deadline_seconds=job.left_seconds, wanted=lambda: not ending()):
                 return None
             return Item(job), not_committed(job)
-        try:
-            self._write_part(job)
-            self.watch.look(job.captured, job.weights, job.handle.step, job.handle.warnings)
-            found, missing = self._steps.find_parts(job, deadline_seconds=job.left_seconds)
-            if missing:
-                raise self._steps.missing(job, missing)
-            ref = self._steps.write_manifest(job, found)
-            self._insist(job, self._steps.declare_ready)
-        except Exception as error:
-            self._call_off(job, error)
-            raise
-        return self._commit(job, ref)
-
-    def _write_part(self, job: Job) -> None:
-        """Payload, then the part manifest that says it is whole."""
-        try:
-            ref = self._steps.write_payload(job, seconds=job.left_seconds)
-        except Exception as error:
-            if job.rank != 0:
-                try:
-                    self._steps.tell_failure(job, error)
-                except CkptdError as second:
-                    note(error, "rank 0 could not be told", second)
-            raise
-        self._steps.put_part(job, ref)
-
-    def _commit(self, job: Job, ref: ManifestRef) -> tuple[Item, Unavailable] | None:
-        """Rank 0. A commit that was refused calls the save off; one whose outcome is not known is asked for again."""
+        found, missing = self._steps.find_parts(job, deadline_seconds=job.left_seconds)
+        if missing:
+            raise self._steps.missing(job, missing)
+        ref = self._steps.write_manifest(job, found)
+        self._insist(job, self._steps.declare_ready)
         job.point("before-commit")
         try:
             self._insist(job, lambda: self._steps.commit(job, ref))
         except Unavailable as error:
             return Item(job, manifest=ref), not_known(job, error)
-        except CkptdError as error:
-            self._call_off(job, error)
-            raise
         return None
-
-    def _call_off(self, job: Job, error: Exception) -> None:
-        """Tell the other ranks. If that fails too, they find out by their own deadline."""
-        try:
-            self._steps.call_off(job, error)
-        except CkptdError as second:
-            note(error, "calling the save off failed", second)
 
     def _insist(self, job: Job, call: Callable[[], None]) -> None:
         """Repeat while the outcome is open and there is time: the call recognises its own earlier write."""

@@ -17,7 +17,6 @@ from ckptd import __version__, layout
 from ckptd.digests import sha256_hex
 from ckptd.errors import (
     AlreadyExists,
-    CkptdError,
     Conflict,
     Corrupt,
     Fenced,
@@ -179,10 +178,6 @@ def not_known(job: Job, error: Unavailable) -> OutcomeUnknown:
 def ending() -> bool:
     """Whether the program is at its end, so that nobody asks any more what became of a save."""
     return not threading.main_thread().is_alive()
-
-
-def note(error: BaseException, what: str, second: CkptdError) -> None:
-    error.add_note(f"and {what}: {describe(second)}")
 
 
 def _outcome(job: Job, status: SaveStatus) -> bool:

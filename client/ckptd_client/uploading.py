@@ -249,15 +249,16 @@ class Uploader:
                 self._changed.notify_all()
 
     def _let_go_at_the_end(self) -> None:
-        """With the lock held. When the program has ended, what was saved is still brought home, until its deadline;
-        nobody asks what became of it."""
+        """With the lock held. When the program has ended, what was saved is still brought home, until its deadline,
+        and the others are told what they have to be told; nobody asks what became of it."""
         if not ending():
             return
         now = time.monotonic()
-        last = max((item.job.deadline_seconds for item in self._items), default=0.0)
+        owing = self._patience_seconds if self._owed else 0.0
+        last = max([owing, *(item.job.deadline_seconds for item in self._items)])
         self._ends_at = self._ends_at or now + last
         only_asked = all(item.job.rank != 0 and item.asked_at is not None for item in self._items)
-        if only_asked or now >= self._ends_at:
+        if (only_asked and not self._owed) or now >= self._ends_at:
             self._closing = True
 
     def _drop_all(self, error: CkptdError | None = None, *, only_if_ending: bool = False) -> None:
