@@ -22,7 +22,7 @@ from ckptd.testing.chaos.zygote import Zygote
 
 pytestmark = pytest.mark.e2e
 SEED = 20
-KINDS = ("kill rank in save", "kill node", "zombie", "cut off service", "damage payload", "disk full")
+KINDS = ("kill rank in save", "kill node", "zombie", "cut off service", "damage two", "disk full", "frozen storage")
 KNOWN_SECONDS = 5.0
 Stage = tuple[Site, list[Zygote]]
 
@@ -48,7 +48,7 @@ def job(prepared: Stage, request: pytest.FixtureRequest) -> Iterator[Job]:
         Auditor(site.storage, job.run).assert_clean(acknowledged=acknowledged)
 
 
-def test_six_faults_of_different_kinds(prepared: Stage) -> None:
+def test_faults_of_different_kinds(prepared: Stage) -> None:
     site, zygotes = prepared
     said = list[str]()
     settings = Settings(SEED, len(KINDS), "file", site.folder, KINDS)
@@ -60,6 +60,17 @@ def test_six_faults_of_different_kinds(prepared: Stage) -> None:
     assert report.numbers["generations"] > 1
     report.write(site.folder / "report.json")
     assert json.loads((site.folder / "report.json").read_text())["fired"] == len(KINDS)
+
+
+def test_a_cut_between_two_nodes_is_healed(tmp_path: Path) -> None:
+    """Two network namespaces and a cable: both sides give the generation up, and come back together."""
+    said = list[str]()
+    with stage(tmp_path, "file", apart=True) as (site, zygotes):
+        settings = Settings(SEED, 1, "file", tmp_path, ("cut network",), apart=True)
+        report = run_on(settings, site, zygotes, said.append)
+    assert report.held, "\n".join([f"seed {SEED}", *said, *report.lines()])
+    assert (report.numbers["fired"], report.numbers["commits lost"]) == (1, 0)
+    assert report.numbers["generations"] > 1
 
 
 @pytest.mark.parametrize("place", ["payload-begin", "payload-written"])

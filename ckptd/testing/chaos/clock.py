@@ -56,10 +56,10 @@ time_t time(time_t *to) {
 
 
 class Clock:
-    """One clock, for all processes that are started with its `env`."""
+    """One clock, for all processes that are started with its `env`, and their children."""
 
-    def __init__(self, folder: Path) -> None:
-        self._file, self._library = folder / "clock", folder / "clock.so"
+    def __init__(self, folder: Path, name: str) -> None:
+        self._file, self._library = folder / f"clock-{name}", folder / f"clock-{name}.so"
         compiler = shutil.which("cc") or shutil.which("gcc")
         if compiler is None:
             raise Invalid("there is no C compiler", do="Install one, or do without jumping clocks.", field="cc")
@@ -94,9 +94,9 @@ class Clock:
             stream.write(struct.pack("l", seconds))
 
 
-def clock_if_any(folder: Path) -> Clock | None:
+def clock_if_any(folder: Path, name: str) -> Clock | None:
     """None on a machine without a compiler."""
     try:
-        return Clock(folder)
+        return Clock(folder, name)
     except Invalid:
         return None

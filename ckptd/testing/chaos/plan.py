@@ -18,16 +18,17 @@ IN_APPEND = ("slot-begin", "slot-filled")
 ALWAYS = (
     "kill rank in training", "kill rank in save", "kill rank in start", "kill agent", "kill both agents", "kill node",
     "kill all", "zombie", "stop rank", "fail in save", "kill service", "kill service in append", "stop service",
-    "cut off service", "damage payload", "damage manifest",
+    "cut off service", "damage payload", "damage manifest", "damage two",
 )  # fmt: skip
-WITH_MOUNT = ("disk full", "read-only")
-WITH_CLOCK = ("clock jump",)
+WITH_MOUNT = ("disk full", "read-only", "frozen storage", "slow storage")
+WITH_CLOCK = ("clock jump", "clock jump of nodes")
 WITH_NETWORK = ("cut network",)
 WITH_S3 = ("restart S3", "stop S3", "cut off S3", "slow S3")
 DAMAGE = ("flip", "cut", "delete")
 UNDISTURBING = {
     "stop rank", "fail in save", "kill service", "kill service in append", "stop service", "cut off service",
-    "disk full", "read-only", "clock jump", "restart S3", "stop S3", "cut off S3", "slow S3",
+    "disk full", "read-only", "frozen storage", "slow storage", "clock jump", "restart S3", "stop S3", "cut off S3",
+    "slow S3",
 }  # fmt: skip
 """No rank needs to start again because of these."""
 OF_THE_SERVICE = {"kill service", "kill service in append", "stop service", "cut off service", "clock jump"}

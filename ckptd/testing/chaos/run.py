@@ -51,12 +51,16 @@ def chaos(settings: Settings, say: Callable[[str], None]) -> Report:
 @contextlib.contextmanager
 def stage(folder: Path, storage: str, *, apart: bool = False) -> Iterator[tuple[Site, list[Zygote]]]:
     """What several runs can share: a storage, a service, and a zygote for each node."""
+    site = Site(folder, storage, apart=apart)
+    envs = [clock.env if clock is not None else {} for clock in site.node_clocks]
     with contextlib.ExitStack() as stack:
-        zygotes = [Zygote(folder / f"z{n}", MODULES, log=folder / f"zygote{n}.log") for n in range(NODES)]
+        zygotes = [
+            Zygote(folder / f"z{n}", MODULES, log=folder / f"zygote{n}.log", env=env) for n, env in enumerate(envs)
+        ]
         for zygote in zygotes:
             stack.callback(zygote.kill)
             zygote.launch()
-        site = stack.enter_context(Site(folder, storage, apart=apart))
+        stack.enter_context(site)
         for zygote in zygotes:
             zygote.start()
         yield site, zygotes

@@ -1,7 +1,7 @@
 """What the job runs on: a storage on a mount of its own or an S3 server, the service, and proxies in front of them.
 
-A mount needs root, a jumping clock a C compiler. Without them the kinds of faults that need them are not planned, and
-the report says so.
+A mount (ext4 in a file) needs root and mkfs.ext4, a jumping clock a C compiler. Without them the kinds of faults that
+need them are not planned, and the report says so.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import shutil
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -22,7 +23,8 @@ from ckptd.testing.chaos.network import Network
 from ckptd.testing.processes import ServiceProcess
 from ckptd.testing.proxy import Proxy
 
-MOUNT_BYTES = 64 * 2**20
+MOUNT_BYTES = 128 * 2**20
+INODES = 2**15
 MOUNT_SECONDS = 30.0
 KEEP = {"CKPTD_KEEP_LAST": "6", "CKPTD_HOUSEKEEPING_SECONDS": "4"}
 
@@ -36,7 +38,8 @@ class Site:
         self.mount: Path | None = None
         self.env: dict[str, str] = {}
         self.rank_env: dict[str, str] = {}
-        self.clock = clock_if_any(folder)
+        self.clock = clock_if_any(folder, "service")
+        self.node_clocks = [clock_if_any(folder, f"node{number}") for number in (1, 2)]
         self.s3_proxy: Proxy | None = None
         self.network = Network() if apart else None
         self._left = contextlib.ExitStack()
@@ -71,8 +74,12 @@ class Site:
             return
         root = self.folder / "storage"
         root.mkdir()
-        if os.geteuid() == 0:
-            _run("mount", "-t", "tmpfs", "-o", f"size={MOUNT_BYTES}", "chaos", str(root))
+        if os.geteuid() == 0 and shutil.which("mkfs.ext4"):
+            disk = self.folder / "disk"
+            with disk.open("wb") as stream:
+                stream.truncate(MOUNT_BYTES)
+            _run("mkfs.ext4", "-q", "-m", "0", "-N", str(INODES), str(disk))
+            _run("mount", "-o", "loop", str(disk), str(root))
             stack.callback(lambda: _run("umount", "--lazy", str(root)))
             self.mount = root
         self.url = f"file://{root}/root"
@@ -141,6 +148,16 @@ class Site:
             yield
         finally:
             _run("mount", "-o", "remount,rw", str(self.mount))
+
+    @contextlib.contextmanager
+    def frozen(self) -> Iterator[None]:
+        """Whoever writes to the storage's mount waits; reading goes on."""
+        assert self.mount is not None
+        _run("fsfreeze", "--freeze", str(self.mount))
+        try:
+            yield
+        finally:
+            _run("fsfreeze", "--unfreeze", str(self.mount))
 
 
 def _run(*command: str) -> None:

@@ -17,7 +17,7 @@ from ckptd.storage.base import Storage
 from ckptd.testing.chaos.job import WORLD, ChaosFailed, Job, signal_rank
 from ckptd.testing.chaos.plan import Fault
 from ckptd.testing.chaos.site import Site
-from ckptd.testing.chaos.strikes import MORE_STEPS, Strike, pause
+from ckptd.testing.chaos.strikes import MORE_STEPS, Strike, kill_all, pause
 from ckptd.testing.torchrun import stopped
 
 JUMP_SECONDS = 400 * 24 * 3600
@@ -109,12 +109,59 @@ def clock_jump(job: Job, site: Site, fault: Fault) -> str:
     return f"{off / 86400:+.0f} days"
 
 
+def clock_jump_of_nodes(job: Job, site: Site, fault: Fault) -> str:
+    """First one node's clock during saves, then both for a start of agents and ranks: torchrun itself compares its
+    agents' clocks, and forms no group of agents that differ."""
+    clocks = [clock for clock in site.node_clocks if clock is not None]
+    if fault.node == 2:
+        clocks.reverse()
+    seconds = JUMP_SECONDS if fault.how == "flip" else -JUMP_SECONDS
+    with clocks[0].jumped(seconds):
+        off = clocks[0].seen() - time.time()
+        job.settle(fault.step + 2)
+        with clocks[1].jumped(seconds):
+            kill_all(job, site, fault)
+            job.settle(fault.step + MORE_STEPS)
+    if abs(off - seconds) > 60:
+        raise ChaosFailed(f"the clock of node {fault.node} is {off} s off, expected {seconds}")
+    return f"node {fault.node} {off / 86400:+.0f} days, then both"
+
+
+def frozen_storage(job: Job, site: Site, fault: Fault) -> str:
+    """What writes to it waits in the kernel. Training goes on to the next save, and that one gets through."""
+    with site.frozen():
+        job.tell(limit=fault.step + MORE_STEPS)
+        job.until("a save that waits", lambda: job.named("queued", step=fault.step + 2, generation=job.generation))
+        pause(job, fault.seconds)
+    job.settle(fault.step + MORE_STEPS)
+    return f"frozen for {fault.seconds} s"
+
+
+def slow_storage(job: Job, site: Site, fault: Fault) -> str:
+    """It takes writes for a tenth of the time."""
+    job.tell(limit=fault.step + MORE_STEPS)
+    rounds = 0
+    until = time.monotonic() + fault.seconds
+    while time.monotonic() < until:
+        with site.frozen():
+            pause(job, 0.18)
+        pause(job, 0.02)
+        rounds += 1
+    job.settle(fault.step + MORE_STEPS)
+    return f"{rounds} times 0.18 s"
+
+
 def damage_payload(job: Job, site: Site, fault: Fault) -> str:
     return _damage(job, site, fault, manifest=False)
 
 
 def damage_manifest(job: Job, site: Site, fault: Fault) -> str:
     return _damage(job, site, fault, manifest=True)
+
+
+def damage_two(job: Job, site: Site, fault: Fault) -> str:
+    """The newest two: one as payload, one as manifest."""
+    return _damage(job, site, fault, manifest=fault.rank % 2 == 0, count=2)
 
 
 def restart_s3(job: Job, site: Site, fault: Fault) -> str:
@@ -175,21 +222,25 @@ def _save_fails(job: Job, fault: Fault, meanwhile: Callable[[], None] = lambda: 
     return str(told[0]["reason"])[:160]
 
 
-def _damage(job: Job, site: Site, fault: Fault, *, manifest: bool) -> str:
-    """The newest checkpoint's bytes at rest, then a restart: all ranks go to the one before."""
-    newest = Ledger(site.storage).checkpoints(job.run)[-1]
-    folder = layout.payload_folder(job.run, newest.save)
-    keys = [newest.manifest.key] if manifest else [f"{folder}/{name}" for name in site.storage.list(folder)]
-    key = keys[fault.rank % len(keys)]
-    spoil(site.storage, key, fault.how)
-    job.damaged.add(newest.save)
+def _damage(job: Job, site: Site, fault: Fault, *, manifest: bool, count: int = 1) -> str:
+    """The newest checkpoint's bytes at rest, or those of the newest `count`, then a restart: all ranks go to the one
+    before."""
+    spoiled = []
+    for victim in Ledger(site.storage).checkpoints(job.run)[-count:]:
+        folder = layout.payload_folder(job.run, victim.save)
+        keys = [victim.manifest.key] if manifest else [f"{folder}/{name}" for name in site.storage.list(folder)]
+        key = keys[fault.rank % len(keys)]
+        spoil(site.storage, key, fault.how)
+        job.damaged.add(victim.save)
+        spoiled.append((victim.step, key))
+        manifest = not manifest
     generation = job.generation
     signal_rank(job.ranks()[fault.rank], signal.SIGKILL)
     job.until_generation(generation)
     start = job.ranks()[0]["step"]
-    if start >= newest.step:
-        raise ChaosFailed(f"started from step {start}, whose {key} was damaged ({fault.how})")
-    return f"{fault.how} {key}; all ranks went to step {start}"
+    if start >= spoiled[0][0]:
+        raise ChaosFailed(f"started from step {start}, whose {spoiled[0][1]} was damaged ({fault.how})")
+    return f"{fault.how} {', '.join(key for _, key in spoiled)}; all ranks went to step {start}"
 
 
 def spoil(storage: Storage, key: str, how: str) -> None:
@@ -223,9 +274,13 @@ STRIKES: dict[str, Strike] = {
     "cut off service": cut_off_service,
     "disk full": disk_full,
     "read-only": read_only,
+    "frozen storage": frozen_storage,
+    "slow storage": slow_storage,
     "clock jump": clock_jump,
+    "clock jump of nodes": clock_jump_of_nodes,
     "damage payload": damage_payload,
     "damage manifest": damage_manifest,
+    "damage two": damage_two,
     "restart S3": restart_s3,
     "stop S3": stop_s3,
     "cut off S3": cut_off_s3,
