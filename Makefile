@@ -1,8 +1,9 @@
 # One door to everything. `make help` lists what there is.
 PY := .venv/bin/python
 STAMP := .venv/.installed
+BENCH_STAMP := .venv/.installed-bench
 
-.PHONY: help setup demo soak sim chaos nfs test tools lint types check cover image-check format clean
+.PHONY: help setup demo bench soak sim chaos nfs test tools lint types check cover image-check format clean
 
 help:  ## This list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -17,6 +18,13 @@ $(STAMP): pyproject.toml constraints.txt
 
 demo: $(STAMP)  ## Train on two nodes, kill a rank, kill a node, resume, compare (STORAGE=s3: on an S3 server)
 	@$(PY) -m ckptd_trainer.demo $(if $(STORAGE),--storage $(STORAGE))
+
+bench: $(BENCH_STAMP)  ## Beside peers and the machine's limits, some minutes (FULL=1: all sizes; ONLY=saving: a group)
+	$(PY) -m benchmarks $(if $(FULL),--full,--quick) $(if $(ONLY),--only $(ONLY))
+
+$(BENCH_STAMP): $(STAMP)
+	.venv/bin/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[bench]'
+	@touch $(BENCH_STAMP)
 
 soak: $(STAMP)  ## Processes and services on the same runs, killed now and then (STORAGE=s3 MINUTES=10 SEED=1)
 	$(PY) -m ckptd.testing.soak --storage $(or $(STORAGE),file) --minutes $(or $(MINUTES),10) $(if $(SEED),--seed $(SEED))
@@ -65,4 +73,4 @@ format: $(STAMP)  ## Bring the code into the house style
 	.venv/bin/ruff format .
 
 clean:  ## Remove what was made, except .venv
-	rm -rf demo-output dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage*
+	rm -rf demo-output bench-output dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage*

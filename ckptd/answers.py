@@ -7,10 +7,12 @@ from typing import Any, Literal
 
 from ckptd import layout
 from ckptd.errors import NotFound
-from ckptd.lineage import candidates, lineage, resume_point
+from ckptd.lineage import borrowers, candidates, lineage, resume_point
 from ckptd.records import Damage
 from ckptd.state import Checkpoint, Generation, RunState
 from ckptd.wire import Answer, CheckpointInfo, Latest, RunInfo, SaveStatus
+
+MAX_NEEDED_TOLD = 20  # of the checkpoints that need another's objects
 
 
 def pinned(run: str, storage_uuid: str, state: RunState, generation: Generation) -> Answer:
@@ -39,22 +41,27 @@ def latest(run: str, state: RunState, seen: Mapping[str, Damage]) -> Latest:
         answer=answer,
         run=run,
         generation=state.current.number if state.current else 0,
-        checkpoint=checkpoint_info(state, point) if point else None,
+        checkpoint=checkpoint_info(state, point, line={point.save}) if point else None,
         candidates=candidates(state, seen),
     )
 
 
 def checkpoint_infos(state: RunState) -> list[CheckpointInfo]:
     """All checkpoints, in the order of their commits."""
-    line = {c.save for c in lineage(state)}
-    return [checkpoint_info(state, checkpoint, line=line) for checkpoint in state.checkpoints.values()]
+    line, needed = {c.save for c in lineage(state)}, borrowers(state)
+    return [checkpoint_info(state, c, line=line, needed=needed) for c in state.checkpoints.values()]
 
 
 def checkpoint_info(
-    state: RunState, checkpoint: Checkpoint, *, pinned: bool = False, line: set[str] | None = None
+    state: RunState,
+    checkpoint: Checkpoint,
+    *,
+    pinned: bool = False,
+    line: set[str] | None = None,
+    needed: Mapping[str, list[str]] | None = None,
 ) -> CheckpointInfo:
     """`pinned` leaves out what later records change, so that an answer stays the same to the byte. `line` are the
-    saves of the lineage, if the caller has them."""
+    saves of the lineage and `needed` those who borrow from which, if the caller has them."""
     save, point = checkpoint.save, resume_point(state)
     now: dict[str, Any] = {}
     if not pinned:
@@ -63,6 +70,7 @@ def checkpoint_info(
             "verified": save in state.verified,
             "pinned_by": tuple(sorted(state.pinned.get(save, ()))),
             "held_by": tuple(sorted(state.held.get(save, ()))),
+            "needed_by": tuple((needed if needed is not None else borrowers(state)).get(save, [])[-MAX_NEEDED_TOLD:]),
             "on_line": save in (line if line is not None else {c.save for c in lineage(state)}),
             "is_tip": save == state.tip,
             "is_resume_point": point is not None and point.save == save,
@@ -77,6 +85,8 @@ def checkpoint_info(
         writers=checkpoint.writers,
         metrics=checkpoint.metrics,
         time=checkpoint.time,
+        borrows=checkpoint.borrows,
+        borrowed_bytes=checkpoint.borrowed_bytes,
         **now,
     )
 
@@ -92,12 +102,14 @@ def status(state: RunState, save: str) -> Literal["valid", "quarantined", "retir
 def run_info(run: str, state: RunState, problem: str | None = None) -> RunInfo:
     """A run in one line."""
     point = resume_point(state)
-    last = max(state.checkpoints.values(), key=lambda c: c.seq, default=None)
+    last = next(reversed(state.checkpoints.values()), None)
     return RunInfo(
         run=run,
         generation=state.current.number if state.current else 0,
         ready=bool(state.current and state.current.ready),
-        rolled_back=bool(state.current and state.current.closed),
+        stored_bytes=sum(c.payload_bytes for c in state.checkpoints.values() if c.save not in state.purged),
+        ended=state.current.closed if state.current else "",
+        closed=state.closed is not None,
         records=state.seq,
         void_records=len(state.void),
         checkpoints=len(state.checkpoints),
@@ -136,5 +148,5 @@ def save_status(state: RunState, save: str) -> SaveStatus:
     if current is not None and current.number > layout.generation_of(save):
         return SaveStatus(save=save, status="fenced", detail=f"generation {current.number} started before it")
     if current is not None and current.closed:
-        return SaveStatus(save=save, status="fenced", detail="the run was rolled back before it")
+        return SaveStatus(save=save, status="fenced", detail=f"the run was {current.closed} before it")
     return SaveStatus(save=save, status="pending")

@@ -5,12 +5,15 @@ A glance reads the manifest and asks for the size of every object; it reads no p
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from ckptd import layout
 from ckptd.errors import Corrupt, Invalid
+from ckptd.lineage import is_valid
 from ckptd.manifest import Manifest, ManifestRef, ObjectRef
 from ckptd.reading import check_size, damage_of, read_manifest
 from ckptd.records import CheckpointCommitted, Damage
-from ckptd.state import Checkpoint
+from ckptd.state import Checkpoint, RunState
 from ckptd.storage.base import Storage
 from ckptd.wire import CommitRequest
 
@@ -32,6 +35,8 @@ def commit_body(run: str, request: CommitRequest, manifest: Manifest | None) -> 
         payload_bytes=manifest.payload_bytes if manifest else 0,
         writers=request.writers,
         metrics=manifest.metrics if manifest else {},
+        borrows=manifest.borrows if manifest else (),
+        borrowed_bytes=manifest.borrowed_bytes if manifest else 0,
     )
 
 
@@ -40,14 +45,33 @@ def check_generation(save: str, generation: int) -> None:
         raise Invalid(f"save {save} is not of generation {generation}", field="generation")
 
 
-def check_complete(storage: Storage, run: str, request: CommitRequest, manifest: Manifest) -> None:
-    """The manifest is that of the request, and every object is there in its full size. `Invalid`, `Corrupt`."""
+def check_complete(
+    storage: Storage, run: str, request: CommitRequest, manifest: Manifest, checkpoints: Mapping[str, Checkpoint]
+) -> None:
+    """The manifest is that of the request, and every object is there in its full size, also those of the
+    `checkpoints` that it borrows from. `Invalid`, `Corrupt`."""
     named = (manifest.run, manifest.generation, manifest.save, manifest.step, len(manifest.parts))
     asked = (run, request.generation, request.save, request.step, request.writers)
     if named != asked:
         raise Invalid(f"the manifest {request.manifest.key} is of {named}, the commit of {asked}", run=run)
+    for lender in manifest.borrows:
+        if lender in checkpoints:  # else the rules say so
+            _check_lender(storage, run, manifest, checkpoints[lender])
     for ref in manifest.objects():
         check_size(storage, ref)
+
+
+def _check_lender(storage: Storage, run: str, manifest: Manifest, lender: Checkpoint) -> None:
+    """What is borrowed is what the lender wrote itself, to the digest."""
+    written = read_manifest(storage, lender.manifest).written()
+    for key, (save, ref) in manifest.borrowed().items():
+        if save == lender.save and ref not in written:
+            raise Invalid(
+                f"{manifest.save} borrows {key}, which is not among the objects that {save} wrote",
+                do="Borrow from the save that wrote it, with the size and digests of its manifest; or write in full.",
+                run=run,
+                object=key,
+            )
 
 
 def glance(storage: Storage, checkpoint: Checkpoint) -> Damage | None:
@@ -71,3 +95,22 @@ def object_of(storage: Storage, checkpoint: Checkpoint, key: str) -> ObjectRef |
         if ref.key == key:
             return ref
     raise Invalid(f"{key!r} is no object of checkpoint {checkpoint.save}", field="damage.object")
+
+
+def sharing(storage: Storage, state: RunState, ref: ObjectRef | ManifestRef) -> list[str]:
+    """The valid checkpoints that need an object: of the save that wrote it, and of those that borrow from that. One
+    whose manifest cannot be read is left to its own finding."""
+    owner = layout.save_of(ref.key)
+    found = []
+    for checkpoint in state.checkpoints.values():
+        if not is_valid(state, checkpoint.save) or owner not in (checkpoint.save, *checkpoint.borrows):
+            continue
+        try:
+            needs = ref in read_manifest(storage, checkpoint.manifest).objects()
+        except Corrupt as error:
+            if damage_of(error) is None:
+                raise
+            continue
+        if needs:
+            found.append(checkpoint.save)
+    return found

@@ -35,6 +35,8 @@ from ckptd.upkeep_records import (
     CheckpointUnpinned,
     CheckpointVerified,
     RolledBack,
+    RunClosed,
+    RunReopened,
 )
 
 FORMAT = 1
@@ -62,6 +64,8 @@ KINDS: dict[str, type[Body]] = {
         CheckpointVerified,
         CheckpointsRetired,
         CheckpointsPurged,
+        RunClosed,
+        RunReopened,
     )
 }
 

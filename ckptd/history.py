@@ -82,6 +82,8 @@ def judge(state: RunState, body: Body) -> Verdict:
 
 def _judge_start(state: RunState, body: GenerationStarted) -> Verdict:
     attempt, current = state.attempts.get(body.attempt), state.current
+    if state.closed is not None:
+        return void(f"the run was closed by {state.closed.who}")
     if attempt is None:
         return void(f"attempt {body.attempt} was not opened")
     if body.fallback_of is None:
@@ -127,7 +129,19 @@ def _judge_commit(state: RunState, body: CheckpointCommitted) -> Verdict:
     tip = state.checkpoints[state.tip] if state.tip is not None else None
     if tip is not None and body.step < tip.step:
         return never(f"step {body.step} is before step {tip.step} of the tip")
-    return ACCEPTED
+    return _judge_borrowing(state, body) or ACCEPTED
+
+
+def _judge_borrowing(state: RunState, body: CheckpointCommitted) -> Verdict | None:
+    """What speaks against the saves that a commit borrows from. A retired one lends while another borrower keeps its
+    bytes; once none does, nobody begins to, and a collector that sees none deletes nothing that is needed."""
+    for lender in body.borrows:
+        if lender in state.aborted or (lender in state.retired and lender not in state.lent):
+            return never(f"it borrows from {lender}, which is {'retired' if lender in state.retired else 'aborted'}")
+        if lender not in state.checkpoints or lender in state.quarantined:
+            gone = "in quarantine" if lender in state.quarantined else "not committed"
+            return void(f"it borrows from {lender}, which is {gone}")
+    return None
 
 
 def _judge_abort(state: RunState, body: SaveAborted) -> Verdict:
@@ -144,7 +158,7 @@ def _fence(state: RunState, generation: int) -> Verdict | None:
     if generation > number:
         return void(f"generation {generation} did not start")
     if state.generations[-1].closed:
-        return fenced(f"the run was rolled back, which ended generation {generation}")
+        return fenced(f"the run was {state.generations[-1].closed}, which ended generation {generation}")
     return None
 
 
@@ -189,7 +203,11 @@ def _apply(state: RunState, item: Record, digest: str) -> None:
                 writers=body.writers,
                 metrics=body.metrics,
                 time=item.time,
+                borrows=body.borrows,
+                borrowed_bytes=body.borrowed_bytes,
             )
+            for lender in body.borrows:
+                state.lent.setdefault(lender, []).append(body.save)
             state.tip = body.save
             state.starts.clear()
             state.doubts = 0

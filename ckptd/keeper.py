@@ -8,16 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 
-from ckptd import answers, layout
+from ckptd import layout
+from ckptd.collecting import Collected, collect
 from ckptd.errors import Conflict, Corrupt, Invalid, NotFound
 from ckptd.ledger import Ledger
 from ckptd.lineage import MIN_KEEP, is_valid, lineage, min_keep
 from ckptd.log import Build
-from ckptd.manifest import Frozen, Manifest, ManifestRef, ObjectRef
+from ckptd.manifest import Manifest, ManifestRef, ObjectRef
 from ckptd.reading import damage_of, read_manifest
 from ckptd.retention import Decision, Policy, plan
 from ckptd.second import SecondReader, read_in_new_process, this_process
 from ckptd.state import Checkpoint, RunState
+from ckptd.upkeep import as_next
 from ckptd.upkeep_records import (
     MAX_RETIRED,
     AboutTopic,
@@ -26,22 +28,16 @@ from ckptd.upkeep_records import (
     CheckpointQuarantined,
     CheckpointReinstated,
     CheckpointReleased,
-    CheckpointsPurged,
     CheckpointsRetired,
     CheckpointUnpinned,
     CheckpointVerified,
     RolledBack,
+    RunClosed,
+    RunReopened,
 )
-from ckptd.wire import ActRequest, CheckpointInfo, DamageAnswer, DamageReport, Verb
+from ckptd.wire import ActOnRun, ActRequest, CheckpointInfo, DamageAnswer, DamageReport, RunInfo, RunVerb, Verb
 
 TRIES = 8  # of a record that others may get in the way of
-
-
-class Collected(Frozen):
-    """Objects that were deleted, and the saves that were purged by that."""
-
-    objects: int
-    purged: tuple[str, ...]
 
 
 class Keeper:
@@ -57,7 +53,7 @@ class Keeper:
         """Any of the decisions below about a checkpoint of `step`; what it is like afterwards."""
         save = self.chosen(run, step, request.save).save
         who, reason = request.who, request.reason
-        acts: dict[Verb, Callable[[], None]] = {
+        acts: dict[Verb, Callable[[], object]] = {
             "quarantine": lambda: self.quarantine(run, save, who=who, reason=reason),
             "reinstate": lambda: self.reinstate(run, save, who=who, reason=reason),
             "rollback": lambda: self.rollback(run, save, who=who, reason=reason),
@@ -69,76 +65,71 @@ class Keeper:
         acts[verb]()
         return self.chosen(run, step, save)
 
+    def act_on_run(self, run: str, verb: RunVerb, request: ActOnRun) -> RunInfo:
+        """Close or reopen a run; what it is like afterwards."""
+        (self.close if verb == "close" else self.reopen)(run, who=request.who, reason=request.reason)
+        return self.ledger.run_info(run)
+
     def chosen(self, run: str, step: int, save: str | None = None) -> CheckpointInfo:
         """The newest checkpoint of `step`, the one on the line if there are several, unless `save` names one."""
-        return answers.checkpoint_at(run, self.ledger.state(run), layout.check_step(step), save)
+        return self.ledger.checkpoint_at(run, step, save)
 
     def quarantine(self, run: str, save: str, *, who: str, reason: str) -> None:
         """Give a checkpoint up by a person's word. Nothing is deleted; `reinstate` takes it back."""
-
-        def body(state: RunState) -> AboutTopic:
-            turn = state.turns.get(f"quarantine:{save}", 0)
-            return CheckpointQuarantined(save=save, turn=turn, ground="operator", who=who, reason=reason)
-
-        self._ensure(run, save, lambda state: save in state.quarantined, body, tries=1)
+        body = CheckpointQuarantined(save=save, ground="operator", who=who, reason=reason)
+        self._decide(run, save, lambda state: save in state.quarantined, body, tries=1)
 
     def reinstate(self, run: str, save: str, *, who: str, reason: str) -> None:
         """Take a quarantine back."""
-
-        def body(state: RunState) -> AboutTopic:
-            turn = state.turns.get(f"quarantine:{save}", 0)
-            return CheckpointReinstated(save=save, turn=turn, who=who, reason=reason)
-
-        self._ensure(run, save, lambda state: save not in state.quarantined, body, tries=1)
+        body = CheckpointReinstated(save=save, who=who, reason=reason)
+        self._decide(run, save, lambda state: save not in state.quarantined, body, tries=1)
 
     def rollback(self, run: str, to: str, *, who: str, reason: str) -> None:
         """The next start resumes from `to`. A job that is running is told that it is fenced."""
         state = self._state(run, to)
         if state.tip == to and is_valid(state, to) and state.current is not None and state.current.closed:
             return  # by an earlier call, perhaps, that was not answered
-        body = RolledBack(to=to, turn=state.turns.get("rollback", 0), who=who, reason=reason)
-        self.ledger.append(run, _always(body))
+        self.ledger.append(run, _always(as_next(state, RolledBack(to=to, who=who, reason=reason))))
 
     def pin(self, run: str, save: str, who: str) -> None:
         """Keep a checkpoint until it is unpinned."""
-        self._ensure(
-            run,
-            save,
-            lambda state: who in state.pinned.get(save, ()),
-            lambda state: CheckpointPinned(save=save, who=who, turn=state.turns.get(f"pin:{save}:{who}", 0)),
-        )
+        body = CheckpointPinned(save=save, who=who)
+        self._decide(run, save, lambda state: who in state.pinned.get(save, ()), body)
 
     def unpin(self, run: str, save: str, who: str) -> None:
-        self._ensure(
-            run,
-            save,
-            lambda state: who not in state.pinned.get(save, ()),
-            lambda state: CheckpointUnpinned(save=save, who=who, turn=state.turns.get(f"pin:{save}:{who}", 0)),
-        )
+        body = CheckpointUnpinned(save=save, who=who)
+        self._decide(run, save, lambda state: who not in state.pinned.get(save, ()), body)
 
-    def hold(self, run: str, save: str, who: str) -> None:
-        """Keep a checkpoint while `who` reads it."""
-        self._ensure(
-            run,
-            save,
-            lambda state: who in state.held.get(save, ()),
-            lambda state: CheckpointHeld(save=save, who=who, turn=state.turns.get(f"hold:{save}:{who}", 0)),
-        )
+    def hold(self, run: str, save: str, who: str, *, again: bool = False) -> int | None:
+        """Keep a checkpoint while `who` reads it; the turn of the record that was written for that, None if there was
+        one. `again` writes one although there is one, for all services to see that the reader is there."""
+        body = CheckpointHeld(save=save, who=who)
+        before = self._state(run, save).turns.get(body.topic, 0) if again else -1
+
+        def held(state: RunState) -> bool:
+            return who in state.held.get(save, ()) and state.turns.get(body.topic, 0) != before
+
+        written = self._decide(run, save, held, body)
+        return written.turn if written is not None else None
 
     def release(self, run: str, save: str, who: str) -> None:
         """The reader itself is done with it."""
-        self._ensure(
-            run,
-            save,
-            lambda state: who not in state.held.get(save, ()),
-            lambda state: CheckpointReleased(save=save, who=who, turn=state.turns.get(f"hold:{save}:{who}", 0)),
-        )
+        body = CheckpointReleased(save=save, who=who)
+        self._decide(run, save, lambda state: who not in state.held.get(save, ()), body)
 
     def release_silent(self, run: str, save: str, who: str, turn: int) -> None:
         """End the hold whose end is `turn` of its topic: its reader fell silent. One that ended is left alone, and so
-        is one that began since."""
+        is one that began, or was said again, since."""
         body = CheckpointReleased(save=save, who=who, turn=turn)
         self.ledger.append(run, _always(body))
+
+    def close(self, run: str, *, who: str, reason: str) -> None:
+        """End the run: a job that is running is fenced, and nothing starts until `reopen`. All else goes on."""
+        self._decide(run, None, lambda state: state.closed is not None, RunClosed(who=who, reason=reason), tries=1)
+
+    def reopen(self, run: str, *, who: str, reason: str) -> None:
+        """Take a closing back: the next start goes on from the resume point."""
+        self._decide(run, None, lambda state: state.closed is None, RunReopened(who=who, reason=reason), tries=1)
 
     # Verification.
 
@@ -156,13 +147,9 @@ class Keeper:
                 report = DamageReport(save=save, damage=reading.damage, reader=reading.reader)
                 return self.ledger.report_damage(run, report)
             observer = reading.reader
-
-        def body(state: RunState) -> AboutTopic:
-            turn = state.turns.get(f"verify:{save}", 0)
-            return CheckpointVerified(save=save, turn=turn, reader=observer, quarantines=quarantines)
-
+        body = CheckpointVerified(save=save, reader=observer, quarantines=quarantines)
         before = self._state(run, save).verified.get(save, 0)
-        self._ensure(run, save, lambda state: save in state.quarantined or state.verified.get(save, 0) > before, body)
+        self._decide(run, save, lambda state: save in state.quarantined or state.verified.get(save, 0) > before, body)
         return None
 
     def unverified(self, run: str, policy: Policy, *, passing: Collection[str] = ()) -> str | None:
@@ -200,57 +187,14 @@ class Keeper:
         if given_up:
             body = CheckpointsRetired(
                 saves=tuple(decision.save for decision in given_up),
-                turn=state.turns.get("retire", 0),
                 rule=f"keep_last={policy.keep_last} keep_every={policy.keep_every}",
             )
-            self.ledger.append(run, _always(body))
+            self.ledger.append(run, _always(as_next(state, body)))
         return given_up
 
     def collect(self, run: str) -> Collected:
-        """Delete the bytes of retired checkpoints, and what uncommitted saves of ended generations left.
-
-        Of a generation that ended nothing can be committed any more, so what it did not commit is nobody's; no ages
-        and no clocks. What a process of it writes later is found by the next pass.
-        """
-        state = self.ledger.state(run)
-        storage = self.ledger.storage
-        retired = [save for save in state.retired if save not in state.purged][:MAX_RETIRED]
-        objects = 0
-        folders = self._unnamed(run, state)
-        for save in [*retired, *self._leftovers(run, state)]:
-            folders += [layout.manifest_folder(run, save), layout.payload_folder(run, save)]
-        for folder in folders:
-            for name in storage.list(folder):
-                storage.delete(f"{folder}/{name}")
-                objects += 1
-        if retired:
-            body = CheckpointsPurged(saves=tuple(retired), turn=state.turns.get("purge", 0))
-            self.ledger.append(run, _always(body))
-        return Collected(objects=objects, purged=tuple(retired))
-
-    def _leftovers(self, run: str, state: RunState) -> list[str]:
-        """Saves of ended generations that have files and no commit, and purged ones that have files again: a listing
-        was old, or a write came late."""
-        storage, current = self.ledger.storage, state.current
-        if current is None:
-            return []
-        names = set(storage.list(layout.manifests_folder(run)))
-        for folder in storage.list(layout.data_folder(run)):
-            if layout.generation_of_folder(folder) is not None:
-                names.update(storage.list(f"{layout.data_folder(run)}/{folder}"))
-        return sorted(
-            save
-            for save in filter(layout.SAVE_ID.fullmatch, names)
-            if save in state.purged or (layout.generation_of(save) < current.number and save not in state.checkpoints)
-        )
-
-    def _unnamed(self, run: str, state: RunState) -> list[str]:
-        """The folders of payload that writers of ended generations were killed over."""
-        folder, current = layout.unnamed_folder(run), state.current
-        if current is None:
-            return []
-        numbers = {name: layout.generation_of_folder(name) for name in self.ledger.storage.list(folder)}
-        return [f"{folder}/{name}" for name, number in numbers.items() if number and number < current.number]
+        """Delete what nothing needs any more; see `ckptd.collecting`."""
+        return collect(self.ledger, run)
 
     # How.
 
@@ -260,31 +204,24 @@ class Keeper:
             raise NotFound(f"run {run} has no checkpoint {save}", do="`ckptd ls` lists them.", run=run, save=save)
         return state
 
-    def _ensure(
-        self,
-        run: str,
-        save: str,
-        done: Callable[[RunState], bool],
-        body: Callable[[RunState], AboutTopic],
-        *,
-        tries: int = TRIES,
-    ) -> None:
-        """Append `body` unless it is `done`, by us or by somebody else. With one try nothing is decided about a state
-        that nobody saw."""
-        layout.check_save(save)
+    def _decide(
+        self, run: str, save: str | None, done: Callable[[RunState], bool], body: AboutTopic, *, tries: int = TRIES
+    ) -> AboutTopic | None:
+        """Append `body`, about `save`, as its topic's next turn, unless it is `done`, by us or by somebody else; what
+        was appended. With one try nothing is decided about a state that nobody saw."""
         refusal: Conflict | None = None
         for number in range(tries + 1):
-            state = self._state(run, save)
+            state = self._state(run, layout.check_save(save)) if save is not None else self.ledger.state(run)
             if done(state):
-                return
+                return None
             if number == tries:
                 break
-            if save in state.retired:
+            if save is not None and save in state.retired:
                 raise _retired(run, save)
-            fixed = body(state)
             try:
+                fixed = as_next(state, body)
                 self.ledger.append(run, _always(fixed))
-                return
+                return fixed
             except Conflict as error:
                 refusal = error
         assert refusal is not None

@@ -20,11 +20,14 @@ RUN_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,127}")
 SAVE_ID = re.compile(r"g[0-9]{8}-[0-9]{12}-[ra][0-9]{1,6}")
 TOKEN_ID = re.compile(r"[0-9a-f]{32}")
 LOG_NAME = re.compile(r"([0-9]{16})\.json")
+SEGMENT_NAME = re.compile(r"[0-9]{14}")
+SNAPSHOT_NAME = re.compile(r"([0-9]{16})-([0-9a-f]{12})\.state")
 PROBE_NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,63}")
 GENERATION_FOLDER = re.compile(r"g[0-9]{8}")
 PART_DIGEST_LENGTH = 16
 PART_NAME = re.compile(r"part-([0-9]{1,6})-[0-9a-f]{16}\.json")
 
+SEGMENT_SLOTS = 100  # of one folder of the log, so that no look at the log's end lists more
 MAX_STEP = 10**12 - 1
 MAX_WRITERS = 10**6
 
@@ -79,20 +82,58 @@ def log_folder(run: str) -> str:
     return f"{run_folder(run)}/log"
 
 
+def segment_folder(run: str, segment: int) -> str:
+    """Where the slots `segment` * SEGMENT_SLOTS and the following lie."""
+    return f"{log_folder(run)}/{segment_name(segment)}"
+
+
+def segment_name(segment: int) -> str:
+    return f"{segment:014d}"
+
+
+def segment_of(name: str) -> int | None:
+    """The number of a folder of slots, None for any other name in the log's folder."""
+    return int(name) if SEGMENT_NAME.fullmatch(name) else None
+
+
 def log_key(run: str, seq: int) -> str:
-    return f"{log_folder(run)}/{seq:016d}.json"
+    return f"{segment_folder(run, seq // SEGMENT_SLOTS)}/{seq:016d}.json"
 
 
 def is_record(key: str) -> bool:
     """Whether an object is a slot of a log."""
     parts = key.split("/")
-    return len(parts) == 4 and parts[0] == RUNS and parts[2] == "log"
+    return len(parts) == 5 and parts[0] == RUNS and parts[2] == "log"
+
+
+def segment_before(key: str) -> str | None:
+    """The folder of the slots that the first slot of a folder follows; None for all other keys."""
+    parts = key.split("/")
+    seq = seq_of(parts[-1]) if is_record(key) else None
+    if not seq or seq % SEGMENT_SLOTS:
+        return None
+    return segment_folder(parts[1], seq // SEGMENT_SLOTS - 1)
 
 
 def seq_of(name: str) -> int | None:
-    """The number of a log slot, None for any other name in the folder."""
+    """The number of a log slot, None for any other name in a folder of slots."""
     match = LOG_NAME.fullmatch(name)
     return int(match.group(1)) if match else None
+
+
+def snapshots_folder(run: str) -> str:
+    return f"{run_folder(run)}/snapshots"
+
+
+def snapshot_key(run: str, seq: int, sha256: str) -> str:
+    """Where a snapshot of the state after slot `seq` lies, whose bytes have this digest."""
+    return f"{snapshots_folder(run)}/{seq:016d}-{sha256[:12]}.state"
+
+
+def snapshot_of(name: str) -> tuple[int, str] | None:
+    """The slot of a snapshot and the beginning of its digest, None for any other name in the folder."""
+    match = SNAPSHOT_NAME.fullmatch(name)
+    return (int(match.group(1)), match.group(2)) if match else None
 
 
 def manifest_folder(run: str, save: str) -> str:
@@ -143,6 +184,12 @@ def payload_key(run: str, save: str, writer: int, nonce: str) -> str:
     return f"{payload_folder(run, save)}/{writer}-{nonce}.safetensors"
 
 
+def save_of(key: str) -> str | None:
+    """The save that wrote an object of payload, None for any other key."""
+    parts = key.split("/")
+    return parts[4] if len(parts) == 6 and parts[2] == "data" else None
+
+
 def probe_key(folder: str, name: str) -> str:
     """Where a probe of the storage writes: beside the runs, in a folder of its own."""
     for word in (folder, name):
@@ -154,13 +201,25 @@ def probe_key(folder: str, name: str) -> str:
 
 
 def tmp_folder(key: str) -> str:
-    """Where an object is written before it gets its name: in the same run, so on the same file system; payload apart
-    by generation, so that what a killed writer left can be told from what is being written."""
+    """Where an object is written before it gets its name: in the same run, so on the same file system. What is of a
+    save lies apart by generation, records and snapshots by segment of the log, so that what a killed writer left can
+    be told from what is being written."""
     parts = key.split("/")
     if parts[0] != RUNS or len(parts) < 3:
         return "tmp"
-    payload = parts[2] == "data" and GENERATION_FOLDER.fullmatch(parts[3])
-    return "/".join([*parts[:2], "tmp", *parts[3 : 4 if payload else 3]])
+    return "/".join([*parts[:2], "tmp", *filter(None, [_epoch(parts)])])
+
+
+def _epoch(parts: list[str]) -> str | None:
+    """What the name of an object's folder says about when it may be written, None if nothing does."""
+    if parts[2] == "data" and GENERATION_FOLDER.fullmatch(parts[3]):
+        return parts[3]
+    if parts[2] == "manifests" and SAVE_ID.fullmatch(parts[3]):
+        return f"g{generation_of(parts[3]):08d}"
+    if parts[2] == "log" and SEGMENT_NAME.fullmatch(parts[3]):
+        return parts[3]
+    snapshot = snapshot_of(parts[-1]) if parts[2] == "snapshots" else None
+    return segment_name(snapshot[0] // SEGMENT_SLOTS) if snapshot is not None else None
 
 
 def unnamed_folder(run: str) -> str:

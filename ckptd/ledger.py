@@ -15,15 +15,18 @@ from collections.abc import Callable
 from functools import partial
 
 from ckptd import answers, layout
-from ckptd.complete import check_complete, check_generation, commit_body, glance, object_of
-from ckptd.errors import Conflict, Corrupt, Fenced, NotFound, Unavailable, Unreachable
+from ckptd.complete import check_complete, check_generation, commit_body, glance
+from ckptd.damage import Quarantine
+from ckptd.errors import Corrupt, Fenced, NotFound, Unavailable, Unreachable
 from ckptd.history import judge
 from ckptd.lineage import in_crash_loop, resume_point
-from ckptd.log import Build, RunLog
+from ckptd.log import SNAPSHOT_RECORDS, Build, RunLog
 from ckptd.manifest import Manifest, ManifestRef
 from ckptd.reading import read_manifest
 from ckptd.records import AttemptOpened, Candidate, Damage, GenerationReady, RunCreated, SaveAborted
 from ckptd.second import SecondReader, read_in_new_process, this_process
+from ckptd.slots import last_slot
+from ckptd.snapshotting import Aside, Snapshotter, on_a_thread
 from ckptd.starting import doubt_body, start_body
 from ckptd.state import RunState
 from ckptd.storage.base import Storage
@@ -60,6 +63,8 @@ class Ledger:
         deadline_seconds: float = APPEND_DEADLINE_SECONDS,
         pause: Callable[[float], None] = time.sleep,
         clock: Callable[[], float] = time.monotonic,
+        snapshot_records: int = SNAPSHOT_RECORDS,
+        aside: Aside = on_a_thread,
     ) -> None:
         self.storage = storage
         self.uuid = storage.check_root()
@@ -67,8 +72,15 @@ class Ledger:
         self.actor = f"{socket.gethostname()} pid {os.getpid()}"
         self._second_reader = second_reader
         self._new_log = partial(
-            RunLog, storage, actor=self.actor, pause=pause, clock=clock, lock_deadline_seconds=deadline_seconds
+            RunLog,
+            storage,
+            actor=self.actor,
+            pause=pause,
+            clock=clock,
+            lock_deadline_seconds=deadline_seconds,
+            snapshot_records=snapshot_records,
         )
+        self.snapshots = Snapshotter(aside)
         self._logs: dict[str, RunLog] = {}
         self._lock = threading.Lock()
 
@@ -119,7 +131,7 @@ class Ledger:
             current = log.replay().current
         if current is None:
             return HeartbeatAnswer(generation=0, attempt=None)
-        return HeartbeatAnswer(generation=current.number, attempt=current.attempt, rolled_back=current.closed)
+        return HeartbeatAnswer(generation=current.number, attempt=current.attempt, ended=current.closed)
 
     # A save becomes a checkpoint: parts, commit or abort.
 
@@ -143,13 +155,13 @@ class Ledger:
         log = self._log(run)
         with log.lock:
             state = log.replay(to_the_end=True)  # a repeat finds its commit, whatever became of the payload since
-            verdict = judge(state, body)
+            verdict, checkpoints = judge(state, body), state.checkpoints.copy()
         if body.rid not in state.accepted and not verdict.final:
             try:
                 manifest = read_manifest(self.storage, request.manifest)
-                check_complete(self.storage, run, request, manifest)
                 body = commit_body(run, request, manifest)
-            except Corrupt:  # or collected, if its generation ended meanwhile
+                check_complete(self.storage, run, request, manifest, checkpoints)
+            except Corrupt:  # or collected: its generation ended meanwhile, or what it borrows from was retired
                 if not judge(self.state(run), body).final:
                     raise
         self.append(run, lambda state: body)
@@ -169,32 +181,9 @@ class Ledger:
     # Damage.
 
     def report_damage(self, run: str, report: DamageReport) -> DamageAnswer:
-        """Any rank that failed to load: read the object again in another process; quarantine if that confirms."""
-        log = self._log(run)
-        with log.lock:
-            state = log.replay(to_the_end=True)
-            checkpoint = state.checkpoints.get(report.save)
-            known = state.quarantined.get(report.save)
-            turn = state.turns.get(f"quarantine:{report.save}", 0)
-        if known is not None:
-            return DamageAnswer(confirmed=True, detail=f"in quarantine: {known.why}")
-        if checkpoint is None:
-            raise NotFound(f"run {run} has no checkpoint {report.save}", run=run, save=report.save)
-        if report.save in state.retired:
-            raise NotFound(f"run {run}: checkpoint {report.save} is retired", run=run, save=report.save)
-        ref = object_of(self.storage, checkpoint, report.damage.object)
-        reading = self._second_reader(self.storage, ref)
-        if reading.damage is None:
-            return DamageAnswer(confirmed=False, detail=f"{ref.key} is whole for {reading.reader.process}")
-        body = CheckpointQuarantined(
-            save=report.save,
-            turn=turn,
-            damage=reading.damage,
-            reported_by=report.reader,
-            confirmed_by=reading.reader,
-        )
-        self.append(run, lambda state: body)
-        return DamageAnswer(confirmed=True, detail=f"{reading.damage.object}: {reading.damage.observed}")
+        """Any rank that failed to load: read the object again in another process. If that confirms it, every
+        checkpoint that needs this object goes into quarantine at once, so that no start falls back to one of them."""
+        return self._quarantine(run).report(report, self._second_reader)
 
     # Questions.
 
@@ -219,12 +208,12 @@ class Ledger:
         with log.lock:
             return answers.checkpoint_infos(self._existing(log))
 
-    def checkpoint_at(self, run: str, step: int) -> CheckpointInfo:
-        """The newest checkpoint of `step`, the one on the current line if there are several."""
+    def checkpoint_at(self, run: str, step: int, save: str | None = None) -> CheckpointInfo:
+        """The newest checkpoint of `step`, the one on the line if there are several; or `save` of that step."""
         layout.check_step(step)
         log = self._log(run)
         with log.lock:
-            return answers.checkpoint_at(run, self._existing(log), step)
+            return answers.checkpoint_at(run, self._existing(log), step, save)
 
     def manifest(self, ref: ManifestRef) -> Manifest:
         return read_manifest(self.storage, ref)
@@ -232,7 +221,7 @@ class Ledger:
     def runs(self) -> list[str]:
         """The names of all runs, sorted: the folders whose log has a record."""
         names = filter(layout.RUN_NAME.fullmatch, self.storage.list(layout.RUNS))
-        return [name for name in names if self.storage.list(layout.log_folder(name))]
+        return [name for name in names if last_slot(self.storage, name)]
 
     def run_info(self, run: str) -> RunInfo:
         """A run in one line. Damage in its log is told in `problem`, not raised."""
@@ -258,7 +247,9 @@ class Ledger:
 
     def append(self, run: str, build: Build) -> None:
         """Append to the run's log what `build` makes of its state; see `ckptd.log`."""
-        self._log(run).append(build, deadline_seconds=self.deadline_seconds)
+        log = self._log(run)
+        log.append(build, deadline_seconds=self.deadline_seconds)
+        self.snapshots.after(log)
 
     def state(self, run: str) -> RunState:
         """What the run's log amounts to now, to its very end; the caller's own. `NotFound` for a run that is none."""
@@ -266,14 +257,11 @@ class Ledger:
         with log.lock:
             return self._existing(log).snapshot()
 
-    def _doubt(self, run: str, body: CheckpointQuarantined) -> None:
-        """Give a checkpoint up that crashes whoever starts from it."""
-        try:
+    def _quarantine(self, run: str) -> Quarantine:
+        def append(body: CheckpointQuarantined) -> None:
             self.append(run, lambda state: body)
-        except Conflict as error:
-            _log.info("run %s: somebody else decided about %s: %s", run, body.save, error.message)
-        else:
-            _log.warning("run %s: %s is in quarantine: %s", run, body.save, body.reason)
+
+        return Quarantine(self.storage, run, lambda: self.state(run), append)
 
     def _existing(self, log: RunLog) -> RunState:
         state = log.replay(to_the_end=True)
@@ -292,10 +280,10 @@ class Ledger:
                 begun, point = state.started(request.attempt, request.fallback_of), resume_point(state)
                 doubted = in_crash_loop(state) if request.fallback_of is None else None
                 body = doubt_body(state, doubted) if doubted is not None else None
-            if begun is not None or point is None:
+            if begun is not None or point is None or state.closed is not None:
                 return
             if body is not None:
-                self._doubt(run, body)
+                self._quarantine(run).doubt(body)
                 continue
             try:
                 damage = glance(self.storage, point)

@@ -82,6 +82,19 @@ def protection(state: RunState) -> dict[str, str]:
     return found
 
 
+def first_open(state: RunState) -> int:
+    """The first generation of which something may count yet; those before it ended. Generation 1 before any."""
+    current = state.current
+    if current is None:
+        return 1
+    return current.number + 1 if current.closed else current.number
+
+
+def borrowers(state: RunState) -> Mapping[str, list[str]]:
+    """For each save whose objects are borrowed, the checkpoints that need them: those that are not retired."""
+    return state.lent
+
+
 def in_crash_loop(state: RunState) -> str | None:
     """The resume point, if it was started from so often without progress that the one before should be tried."""
     point = resume_point(state)

@@ -12,8 +12,9 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 
-from ckptd import layout
+from ckptd import layout, log_snapshots
 from ckptd.digests import sha256_hex
 from ckptd.encoding import MAX_RECORD_BYTES, damaged_slot, decode, encode, record
 from ckptd.errors import (
@@ -32,12 +33,14 @@ from ckptd.failpoints import failpoint
 from ckptd.history import advance, judge
 from ckptd.records import Body
 from ckptd.runlock import RunLock
+from ckptd.slots import last_slot, last_slot_after
 from ckptd.state import RunState
 from ckptd.storage.base import Storage
 from ckptd.verdicts import Outcome, Verdict
 
 Build = Callable[[RunState], Body]
 LOCK_DEADLINE_SECONDS = 30.0
+SNAPSHOT_RECORDS = 250  # a snapshot is written after so many, and after each half per cent of a long log
 
 
 @dataclass(frozen=True)
@@ -55,7 +58,8 @@ class _Next:
 class RunLog:
     """The log of one run, and the state folded from the longest prefix read so far. Callable from any thread.
 
-    `state` is replaced by nothing and grows in place under `lock`: look at it only while holding the lock.
+    `state` grows in place under `lock`: look at it only while holding the lock. The first look at a log of more than
+    `snapshot_records` begins with a snapshot, if there is a sound one; `snapshot_seq` is the newest that is known.
     """
 
     def __init__(
@@ -67,31 +71,43 @@ class RunLog:
         pause: Callable[[float], None] = time.sleep,
         clock: Callable[[], float] = time.monotonic,
         lock_deadline_seconds: float = LOCK_DEADLINE_SECONDS,
+        snapshot_records: int = SNAPSHOT_RECORDS,
     ) -> None:
         self.storage = storage
         self.run = layout.check_run(run)
         self.actor = actor
         self.lock = RunLock(run, lock_deadline_seconds)
         self.state = RunState()
+        self.snapshot_seq = 0
+        self._snapshot_records = snapshot_records
         self._pause = pause
         self._clock = clock
 
-    def replay(self, *, known: int = 0, to_the_end: bool = False) -> RunState:
+    def replay(self, *, known: int = 0, to_the_end: bool = False, to_append: bool = False) -> RunState:
         """Read the records that came since the last look. `Corrupt` when a slot is damaged or missing: then the
         run is read-only, because what follows cannot be judged. Call it with `lock` held to use the state.
 
         `known` is a slot seen to be filled, should the listing be older than that. `to_the_end` looks behind the
-        end of the listing: needed before anybody is told that something is not in the log."""
+        end of the listing: needed before anybody is told that something is not in the log. `to_append` looks at all
+        folders of slots, so that nothing is put into a gap."""
         with self.lock:
-            names = self.storage.list(layout.log_folder(self.run))
-            last = max((seq for seq in map(layout.seq_of, names) if seq is not None), default=0)
-            if self.state.seq > 0 and last <= self.state.seq:
+            first = to_append or self.state.seq == 0
+            look = last_slot if first else partial(last_slot_after, seq=self.state.seq)
+            last = look(self.storage, self.run)
+            if self.state.seq == 0 and last > self._snapshot_records:
+                self.state = log_snapshots.newest(self.storage, self.run) or self.state
+                self.snapshot_seq = self.state.seq
+            elif self.state.seq > 0 and last <= self.state.seq:
                 self._check_last_slot()
             for seq in range(self.state.seq + 1, max(last, known) + 1):
                 self._read_slot(seq)
             while to_the_end and self._has(self.state.seq + 1):
                 self._read_slot(self.state.seq + 1)
             return self.state
+
+    def snapshot_is_due(self, seq: int) -> bool:
+        """Whether one after slot `seq` would spare the next reader enough."""
+        return seq - self.snapshot_seq >= max(self._snapshot_records, seq // 200)
 
     def append(self, build: Build, *, deadline_seconds: float) -> str:
         """Append what `build` makes of the state, unless it is there already; the rid of the record.
@@ -132,7 +148,7 @@ class RunLog:
     def _look(self, build: Build, known: int) -> _Next:
         """Read on, and see what would become of the record."""
         with self.lock:
-            state = self.replay(known=known)
+            state = self.replay(known=known, to_append=True)
             seen = state.seq
             try:
                 body = build(state)

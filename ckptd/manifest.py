@@ -24,6 +24,7 @@ from ckptd.digests import PAYLOAD_DIGEST, canonical_json, chunk_count, sha256_he
 
 FORMAT = 1
 MAX_MANIFEST_BYTES = 256 * 1024 * 1024
+MAX_BORROWS = 100  # saves whose objects one checkpoint references: each is one more that its fate hangs on
 NON_FINITE = {"NaN": float("nan"), "Infinity": float("inf"), "-Infinity": float("-inf")}
 
 
@@ -75,9 +76,19 @@ class ObjectRef(Frozen):
         return self
 
 
+class Borrowed(Frozen):
+    """Tensors that did not change since an earlier save of the run: `names` of them lie in an `object` that `save`
+    wrote itself. Always the save that holds the bytes, never one that borrowed them."""
+
+    save: SaveId
+    object: ObjectRef
+    names: Annotated[tuple[str, ...], Field(min_length=1)]
+
+
 class Part(Frozen):
     """What one writer wrote for one save, or why it could not. `shared` and `per_rank` are state trees
-    (see `ckptd_client.state`); the core stores them and never looks inside."""
+    (see `ckptd_client.state`); the core stores them and never looks inside. `borrowed` is what it left unwritten.
+    `form` is a digest of what the shared state consists of, told by writers that each write a part of it."""
 
     version: int = FORMAT
     run: str
@@ -86,8 +97,10 @@ class Part(Frozen):
     step: Step
     writer: Writer
     payload: ObjectRef | None = None
+    borrowed: tuple[Borrowed, ...] = ()
     shared: JsonValue = None
     per_rank: JsonValue = None
+    form: Annotated[str, Field(max_length=64)] = ""
     error: Annotated[str, Field(max_length=2000)] | None = None
 
 
@@ -120,12 +133,47 @@ class Manifest(Frozen):
                 raise ValueError(f"part {index} names an object outside its place: {part.payload.key}")
         return self
 
-    def objects(self) -> Sequence[ObjectRef]:
+    @model_validator(mode="after")
+    def _borrowed_objects_are_where_they_should_be(self) -> Self:
+        known: dict[str, ObjectRef] = {}
+        for part in self.parts:
+            for borrowed in part.borrowed:
+                ref, folder = borrowed.object, f"{layout.payload_folder(self.run, borrowed.save)}/"
+                name = ref.key.removeprefix(folder)
+                if borrowed.save == self.save or name == ref.key or "/" in name:
+                    raise ValueError(f"part {part.writer} borrows {ref.key}, which is no object of {borrowed.save}")
+                if known.setdefault(ref.key, ref) != ref:
+                    raise ValueError(f"{ref.key} is borrowed twice, with other sizes or digests")
+        if len(self.borrows) > MAX_BORROWS:
+            raise ValueError(f"it borrows from {len(self.borrows)} saves, at most {MAX_BORROWS} are allowed")
+        return self
+
+    def written(self) -> list[ObjectRef]:
+        """The objects that this save wrote itself."""
         return [part.payload for part in self.parts if part.payload is not None]
+
+    def borrowed(self) -> dict[str, tuple[SaveId, ObjectRef]]:
+        """The objects of earlier saves that are needed too, each once, by key, and whose they are."""
+        return {item.object.key: (item.save, item.object) for part in self.parts for item in part.borrowed}
+
+    def objects(self) -> Sequence[ObjectRef]:
+        """All objects that loading needs: what was written, then what is borrowed."""
+        return [*self.written(), *(ref for _, ref in self.borrowed().values())]
+
+    @property
+    def borrows(self) -> tuple[SaveId, ...]:
+        """The saves that objects are borrowed from, sorted."""
+        return tuple(sorted({item.save for part in self.parts for item in part.borrowed}))
 
     @property
     def payload_bytes(self) -> int:
-        return sum(ref.size for ref in self.objects())
+        """What this save wrote itself."""
+        return sum(ref.size for ref in self.written())
+
+    @property
+    def borrowed_bytes(self) -> int:
+        """The size of the objects of earlier saves that are needed too."""
+        return sum(ref.size for _, ref in self.borrowed().values())
 
 
 class ManifestRef(Frozen):

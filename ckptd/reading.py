@@ -1,14 +1,17 @@
 """Stored bytes, checked against what was committed, before anybody uses them.
 
-`read_verified` is how a trainer loads, `observe` how a scrub looks for damage, `read_manifest` how both find
-the objects. Errors that say nothing about the bytes (`Unavailable`) pass through unchanged, but for one: a medium
-that answers and does not give the bytes of this object (EIO), twice, has lost them.
+`opened` and `check_chunk` are what a trainer loads with, `read_verified` reads one object whole, `observe` is how a
+scrub looks for damage, `read_manifest` how all find the objects. Errors that say nothing about the bytes
+(`Unavailable`) pass through unchanged, but for one: a medium that answers and does not give the bytes of this object
+(EIO), twice, has lost them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import TypeVar
 
 from pydantic import ValidationError
 
@@ -20,6 +23,7 @@ from ckptd.records import Damage
 from ckptd.storage.base import Reader, Storage
 
 READ_THREADS = 4
+T = TypeVar("T")
 
 
 def read_verified(storage: Storage, ref: ObjectRef, buffer: memoryview, *, threads: int = READ_THREADS) -> None:
@@ -27,7 +31,6 @@ def read_verified(storage: Storage, ref: ObjectRef, buffer: memoryview, *, threa
 
     `Corrupt` with object, chunk, expected and observed for the first damage; the buffer holds no use then.
     """
-    _check_digest_name(ref)
     if buffer.nbytes != ref.size:
         raise Invalid(f"the buffer for {ref.key} has {buffer.nbytes} bytes, expected {ref.size}", field="buffer")
 
@@ -35,19 +38,31 @@ def read_verified(storage: Storage, ref: ObjectRef, buffer: memoryview, *, threa
         start = index * ref.chunk_bytes
         return _read_chunk(reader, ref, index, buffer[start : start + ref.chunk_bytes])
 
+    workers = min(threads, max(len(ref.chunks), 1))
+    with opened(storage, ref) as reader, ThreadPoolExecutor(workers, "ckptd-read") as pool:
+        try:
+            for damage in pool.map(read, range(len(ref.chunks))):
+                _raise_if(damage)
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+@contextmanager
+def opened(storage: Storage, ref: ObjectRef) -> Iterator[Reader]:
+    """One object, open, of its committed size. Any thread.
+
+    `Corrupt` with a damage when it is not there, has another size, or when what the block raises says that the
+    storage lost its bytes. The block compares digests, with `check_chunk`.
+    """
+    _check_digest_name(ref)
     try:
         with storage.reader(ref.key) as reader:
             _raise_if(_wrong_size(reader, ref))
-            with ThreadPoolExecutor(min(threads, max(len(ref.chunks), 1)), "ckptd-read") as pool:
-                try:
-                    for damage in pool.map(read, range(len(ref.chunks))):
-                        _raise_if(damage)
-                finally:
-                    pool.shutdown(cancel_futures=True)
+            yield reader
     except NotFound as error:
-        raise _error(_missing(ref)) from error
+        raise damaged(_missing(ref)) from error
     except Unavailable as error:
-        raise _error(_lost(storage, ref, error)) from error
+        raise damaged(_lost(storage, ref, error)) from error
 
 
 def observe(storage: Storage, ref: ObjectRef, *, fresh: bool = True) -> Damage | None:
@@ -79,14 +94,27 @@ def _damages(reader: Reader, ref: ObjectRef) -> Iterator[Damage]:
 
 
 def _read_chunk(reader: Reader, ref: ObjectRef, index: int, target: memoryview) -> Damage | None:
+    def read() -> str:
+        reader.read_into(index * ref.chunk_bytes, target)
+        return chunk_digest(target)
+
+    return check_chunk(ref, index, read)
+
+
+def twice(read: Callable[[], T]) -> T:
+    """The result of `read`, which is called once more when the medium answers and does not give the bytes."""
     try:
-        try:
-            reader.read_into(index * ref.chunk_bytes, target)
-        except Unavailable as error:
-            if not _is_io_error(error):
-                raise
-            reader.read_into(index * ref.chunk_bytes, target)
-        observed = chunk_digest(target)
+        return read()
+    except Unavailable as error:
+        if not _is_io_error(error):
+            raise
+        return read()
+
+
+def check_chunk(ref: ObjectRef, index: int, read: Callable[[], str]) -> Damage | None:
+    """What is wrong with one chunk, None if it is whole. `read` reads it and returns its digest."""
+    try:
+        observed = twice(read)
     except Corrupt as error:  # it was cut short after it was opened
         observed = error.message[:1000]
     expected = ref.chunks[index]
@@ -119,7 +147,7 @@ def _lost(storage: Storage, ref: ObjectRef | ManifestRef, error: Unavailable) ->
 
 def _raise_if(damage: Damage | None) -> None:
     if damage is not None:
-        raise _error(damage)
+        raise damaged(damage)
 
 
 def _check_digest_name(ref: ObjectRef) -> None:
@@ -139,7 +167,7 @@ def read_manifest(storage: Storage, ref: ManifestRef, *, fresh: bool = False) ->
     except NotFound as error:
         raise _manifest_error(ref, "a manifest", "missing") from error
     except Unavailable as error:
-        raise _error(_lost(storage, ref, error)) from error
+        raise damaged(_lost(storage, ref, error)) from error
     except Corrupt as error:
         raise _manifest_error(ref, f"{ref.size} bytes", error.message) from error
     if len(data) != ref.size:
@@ -199,11 +227,11 @@ def check_size(storage: Storage, ref: ObjectRef) -> None:
     try:
         found = storage.size(ref.key)
     except NotFound as error:
-        raise _error(_missing(ref)) from error
+        raise damaged(_missing(ref)) from error
     except Unavailable as error:
-        raise _error(_lost(storage, ref, error)) from error
+        raise damaged(_lost(storage, ref, error)) from error
     if found != ref.size:
-        raise _error(Damage(object=ref.key, expected=f"{ref.size} bytes", observed=f"{found} bytes"))
+        raise damaged(Damage(object=ref.key, expected=f"{ref.size} bytes", observed=f"{found} bytes"))
 
 
 def damage_of(error: Corrupt) -> Damage | None:
@@ -213,10 +241,11 @@ def damage_of(error: Corrupt) -> Damage | None:
     return Damage.model_validate({name: error.fields.get(name) for name in Damage.model_fields})
 
 
-def _error(damage: Damage) -> Corrupt:
+def damaged(damage: Damage) -> Corrupt:
+    """The error for a damage, from which `damage_of` gets it back."""
     where = damage.object if damage.chunk is None else f"chunk {damage.chunk} of {damage.object}"
     return Corrupt(f"{where} is damaged: expected {damage.expected}, found {damage.observed}", **damage.model_dump())
 
 
 def _manifest_error(ref: ManifestRef, expected: str, observed: str) -> Corrupt:
-    return _error(Damage(object=ref.key, expected=expected, observed=observed[:1000]))
+    return damaged(Damage(object=ref.key, expected=expected, observed=observed[:1000]))

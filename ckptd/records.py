@@ -11,7 +11,7 @@ from typing import Annotated, ClassVar, Self
 from pydantic import Field, model_validator
 
 from ckptd import layout
-from ckptd.manifest import Frozen, ManifestRef, Metrics, SaveId, Step
+from ckptd.manifest import MAX_BORROWS, Frozen, ManifestRef, Metrics, SaveId, Step
 
 MAX_CANDIDATES = 16
 
@@ -122,7 +122,8 @@ class OfSave(Body):
 
 
 class CheckpointCommitted(OfSave):
-    """A complete, durable save became a checkpoint."""
+    """A complete, durable save became a checkpoint. `payload_bytes` is what it wrote itself; `borrows` are the saves
+    in whose objects, `borrowed_bytes` in all, the rest of its state lies."""
 
     kind = "checkpoint-committed"
     step: Step
@@ -130,6 +131,14 @@ class CheckpointCommitted(OfSave):
     payload_bytes: Annotated[int, Field(ge=0)]
     writers: Annotated[int, Field(gt=0)]
     metrics: Metrics = {}
+    borrows: Annotated[tuple[SaveId, ...], Field(max_length=MAX_BORROWS)] = ()
+    borrowed_bytes: Annotated[int, Field(ge=0)] = 0
+
+    @model_validator(mode="after")
+    def _borrows_from_others_each_once(self) -> Self:
+        if list(self.borrows) != sorted(set(self.borrows)) or self.save in self.borrows:
+            raise ValueError(f"borrows must be other saves, sorted and each once: {self.borrows[:5]}")
+        return self
 
     @property
     def rid(self) -> str:

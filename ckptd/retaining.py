@@ -7,6 +7,7 @@ is tried again by the next one who comes along; nothing here waits.
 from __future__ import annotations
 
 from ckptd import layout
+from ckptd.collecting import Lent
 from ckptd.keeper import Keeper
 from ckptd.manifest import Frozen, SaveId
 from ckptd.retention import Decision, Policy
@@ -22,12 +23,14 @@ class RetainRequest(Policy):
 
 
 class RetainAnswer(Frozen):
-    """`decisions` are about the checkpoints as they were; `retired` were given up, the bytes of `purged` are gone."""
+    """`decisions` are about the checkpoints as they were; `retired` were given up, the bytes of `purged` are gone,
+    those of `lent` stay for the sake of others."""
 
     decisions: tuple[Decision, ...]
     verified: tuple[VerifyAnswer, ...] = ()
     retired: tuple[SaveId, ...] = ()
     purged: tuple[SaveId, ...] = ()
+    lent: tuple[Lent, ...] = ()
     objects: int = 0
 
 
@@ -39,7 +42,7 @@ def verify(keeper: Keeper, run: str, step: int, save: str | None = None, watch: 
     return VerifyAnswer(
         save=info.save,
         step=info.step,
-        payload_bytes=info.payload_bytes,
+        payload_bytes=info.payload_bytes + info.borrowed_bytes,
         result="whole" if finding is None else "damaged" if finding.confirmed else "unconfirmed",
         recorded=finding is None and not quarantined,
         detail=finding.detail if finding is not None else "in quarantine" if quarantined else "",
@@ -67,5 +70,6 @@ def retain(keeper: Keeper, run: str, request: RetainRequest, watch: Watch = unwa
         verified=tuple(answers),
         retired=tuple(retired),
         purged=collected.purged,
+        lent=collected.lent,
         objects=collected.objects,
     )

@@ -6,11 +6,12 @@ log's own verdict protects these a second time (`ckptd.upkeep`), so a wrong poli
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated
 
 from pydantic import Field
 
-from ckptd.lineage import MIN_KEEP, is_valid, lineage, protection
+from ckptd.lineage import MIN_KEEP, borrowers, is_valid, lineage, protection
 from ckptd.manifest import Frozen, SaveId, Step
 from ckptd.state import RunState
 
@@ -46,7 +47,16 @@ def plan(state: RunState, policy: Policy) -> list[Decision]:
         buckets = {c.step // policy.keep_every: c.save for c in line}  # newest first, so the oldest of each stays
         for bucket, save in buckets.items():
             rules.setdefault(save, f"the first of the {policy.keep_every} steps from {bucket * policy.keep_every} on")
-    return [
+    decisions = [
         Decision(save=c.save, step=c.step, keep=c.save in rules, rule=rules.get(c.save, "no rule keeps it"))
         for c in alive
     ]
+    needed = {lender: [save for save in saves if save in rules] for lender, saves in borrowers(state).items()}
+    return [d if d.keep or not needed.get(d.save) else _lent(state, d, needed[d.save]) for d in decisions]
+
+
+def _lent(state: RunState, decision: Decision, saves: Sequence[str]) -> Decision:
+    """The decision to retire one whose bytes others need."""
+    needed_by = [state.checkpoints[save].step for save in saves]
+    sake = f"its bytes stay for the sake of {len(needed_by)} that borrow from it, the newest of step {needed_by[-1]}"
+    return decision.model_copy(update={"rule": f"{decision.rule}; {sake}"})

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from copy import copy, deepcopy
+from copy import copy
 from dataclasses import dataclass, field, fields
+from typing import Any
 
 from ckptd.digests import ZERO_SHA256
 from ckptd.manifest import ManifestRef
 from ckptd.records import Candidate
-from ckptd.upkeep_records import CheckpointQuarantined
+from ckptd.upkeep_records import CheckpointQuarantined, Ended, RunClosed
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,7 @@ class Generation:
     time: str
     ready: bool = False
     quarantines: int = 0  # the turn of the quarantine of `resume_from` when it started
-    closed: bool = False  # by a roll-back: nothing of it counts any more
+    closed: Ended = ""  # what ended it: nothing of it counts any more
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,8 @@ class Checkpoint:
     writers: int
     metrics: dict[str, float]
     time: str
+    borrows: tuple[str, ...] = ()  # the saves in whose objects the rest of its state lies
+    borrowed_bytes: int = 0
 
 
 @dataclass
@@ -71,6 +74,8 @@ class RunState:
     starts: dict[str, int] = field(default_factory=dict)  # generations since the last commit that began from it
     doubts: int = 0  # quarantines for a crash loop since the last commit
     turns: dict[str, int] = field(default_factory=dict)  # how many records of a topic counted
+    closed: RunClosed | None = None  # by whom, until it is reopened
+    lent: dict[str, list[str]] = field(default_factory=dict)  # by lender: those that borrow and are not retired
     tip: str | None = None
     accepted: dict[str, int] = field(default_factory=dict)
     void: dict[int, str] = field(default_factory=dict)
@@ -81,11 +86,21 @@ class RunState:
 
     def snapshot(self) -> RunState:
         """A copy that does not grow with the log."""
-        containers = {f.name: copy(getattr(self, f.name)) for f in fields(self)}
-        containers["pinned"], containers["held"] = deepcopy(self.pinned), deepcopy(self.held)
+        containers = {f.name: _copied(getattr(self, f.name)) for f in fields(self)}
+        if self.generations:
+            containers["generations"][-1] = copy(self.generations[-1])  # the only one that may still change
         return RunState(**containers)
 
     def started(self, attempt: str, fallback_of: int | None) -> Generation | None:
         """The generation that this attempt began, as a fallback of `fallback_of` if that is given."""
-        mine = (g for g in self.generations if g.attempt == attempt and g.fallback_of == fallback_of)
+        if f"begin:{attempt}:{fallback_of or 0}" not in self.accepted:
+            return None  # as most that ask: they wait for it
+        mine = (g for g in reversed(self.generations) if g.attempt == attempt and g.fallback_of == fallback_of)
         return next(mine, None)
+
+
+def _copied(value: Any) -> Any:
+    """A copy of a field; of the containers in it, too, all of which are of one kind."""
+    if isinstance(value, dict) and isinstance(next(iter(value.values()), None), set | list | dict):
+        return {key: copy(inner) for key, inner in value.items()}
+    return copy(value)

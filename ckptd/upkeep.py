@@ -5,7 +5,9 @@ The other half of `ckptd.history`, and as pure: verdicts read the records before
 
 from __future__ import annotations
 
-from ckptd.lineage import MIN_KEEP, in_crash_loop, is_valid, min_keep, protection
+from typing import TypeVar
+
+from ckptd.lineage import MIN_KEEP, borrowers, in_crash_loop, is_valid, min_keep, protection
 from ckptd.state import RunState
 from ckptd.upkeep_records import (
     AboutTopic,
@@ -20,8 +22,17 @@ from ckptd.upkeep_records import (
     CheckpointVerified,
     Keeping,
     RolledBack,
+    RunClosed,
+    RunReopened,
 )
 from ckptd.verdicts import ACCEPTED, Verdict, never, void
+
+B = TypeVar("B", bound=AboutTopic)
+
+
+def as_next(state: RunState, body: B) -> B:
+    """`body` as the next turn of its topic, for whoever read `state`."""
+    return body.model_copy(update={"turn": state.turns.get(body.topic, 0)})
 
 
 def judge_upkeep(state: RunState, body: AboutTopic) -> Verdict:
@@ -37,6 +48,10 @@ def judge_upkeep(state: RunState, body: AboutTopic) -> Verdict:
             return _judge_reinstate(state, body)
         case RolledBack():
             return ACCEPTED if is_valid(state, body.to) else void(f"{body.to} is no valid checkpoint")
+        case RunClosed():
+            if isinstance(body, RunReopened) == (state.closed is None):
+                return void(f"the run is {'not ' if state.closed is None else ''}closed")
+            return ACCEPTED
         case Keeping():
             return _judge_keeping(state, body)
         case CheckpointVerified():
@@ -77,14 +92,15 @@ def _judge_keeping(state: RunState, body: Keeping) -> Verdict:
         return never(f"{body.save} is retired")
     kept = state.held if isinstance(body, CheckpointHeld) else state.pinned
     ends = isinstance(body, CheckpointUnpinned | CheckpointReleased)
-    if (body.who in kept.get(body.save, ())) != ends:
+    again = isinstance(body, CheckpointHeld) and not ends  # the reader is still there
+    if (body.who in kept.get(body.save, ())) != ends and not again:
         return void(f"{body.save} is {'not ' if ends else ''}kept for {body.who}")
     return ACCEPTED
 
 
 def _judge_retire(state: RunState, body: CheckpointsRetired) -> Verdict:
     current = state.current
-    if current is None or current.closed or not current.ready:
+    if state.closed is None and (current is None or current.closed or not current.ready):
         return void("no generation is ready: while one is starting, its fallbacks stay")
     for save in body.saves:
         if save not in state.checkpoints:
@@ -103,11 +119,14 @@ def _judge_retire(state: RunState, body: CheckpointsRetired) -> Verdict:
 
 
 def _judge_purge(state: RunState, body: CheckpointsPurged) -> Verdict:
+    needed = borrowers(state)
     for save in body.saves:
         if save not in state.retired:
             return void(f"{save} is not retired")
         if save in state.purged:
             return never(f"{save} is purged")
+        if save in needed:
+            return void(f"{save} is needed by {', '.join(needed[save][:5])}")
     return ACCEPTED
 
 
@@ -127,7 +146,13 @@ def apply_upkeep(state: RunState, body: AboutTopic, seq: int) -> None:
             state.starts.clear()
             state.doubts = 0
             if state.current is not None:
-                state.current.closed = True
+                state.current.closed = "rolled back"
+        case RunReopened():
+            state.closed = None
+        case RunClosed():
+            state.closed = body
+            if state.current is not None:
+                state.current.closed = "closed"
         case CheckpointUnpinned() | CheckpointReleased():
             kept = state.held if isinstance(body, CheckpointReleased) else state.pinned
             kept[body.save].discard(body.who)
@@ -141,6 +166,10 @@ def apply_upkeep(state: RunState, body: AboutTopic, seq: int) -> None:
         case CheckpointsRetired():
             for save in body.saves:
                 state.retired[save] = seq
+                for lender in state.checkpoints[save].borrows:
+                    state.lent[lender].remove(save)
+                    if not state.lent[lender]:
+                        del state.lent[lender]
                 for kept in (state.pinned, state.held):
                     kept.pop(save, None)
         case CheckpointsPurged():

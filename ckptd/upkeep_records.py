@@ -14,6 +14,7 @@ from ckptd.digests import canonical_json, sha256_hex
 from ckptd.manifest import SaveId
 from ckptd.records import Body, Damage, Label, Observer, Reason
 
+Ended = Literal["", "rolled back", "closed"]  # what became of a generation that a person ended
 MAX_RETIRED = 500  # of one record, which has at most 64 KiB
 
 
@@ -99,6 +100,22 @@ class RolledBack(AboutTopic):
         return f":{self.to}"
 
 
+class RunClosed(AboutTopic):
+    """Somebody ends the run: what is running is fenced, and nothing starts, until it is reopened."""
+
+    kind = "run-closed"
+    who: Label
+    reason: Reason = ""
+
+    @property
+    def topic(self) -> str:
+        return "closing"
+
+
+class RunReopened(RunClosed):
+    kind = "run-reopened"
+
+
 class Keeping(AboutTopic):
     """Somebody wants a checkpoint kept, or no longer."""
 
@@ -121,7 +138,8 @@ class CheckpointUnpinned(CheckpointPinned):
 
 
 class CheckpointHeld(Keeping):
-    """Kept while a reader reads it. A record ends a hold, too: the service writes it for readers that fell silent."""
+    """Kept while a reader reads it; said again now and then, it shows to all services that the reader is there. A
+    record ends a hold, too: the service writes it for readers that fell silent."""
 
     kind = "checkpoint-held"
 
@@ -132,6 +150,10 @@ class CheckpointHeld(Keeping):
 
 class CheckpointReleased(CheckpointHeld):
     kind = "checkpoint-released"
+
+    @property
+    def decides(self) -> str:
+        return ":end"  # the next turn may also be the same reader's word that it is there
 
 
 class CheckpointVerified(AboutTopic):

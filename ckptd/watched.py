@@ -88,6 +88,9 @@ class _WatchedReader:
         self._inner.read_into(offset, buffer)
         self._watch(buffer.nbytes)
 
+    def paged(self) -> bool:
+        return self._inner.paged()
+
     def close(self) -> None:
         self._inner.close()
 

@@ -41,7 +41,7 @@ class WhyGeneration(Frozen):
     job: str
     host: str
     world: int
-    state: Literal["loading", "training", "rolled back"]
+    state: Literal["loading", "training", "rolled back", "closed"]
     resume_step: Step | None
     resume_save: SaveId | None
     fallback_of: int | None
@@ -55,7 +55,8 @@ class WhyVoid(Frozen):
 
 
 class Why(Frozen):
-    """`line` from the tip on; `beside` what is off it, newest first; `next_start` what the next start does first."""
+    """`line` from the tip on; `beside` what is off it, newest first; `next_start` what the next start does first;
+    `closed` who ended the run and why, empty if nobody did."""
 
     run: str
     latest: Latest
@@ -63,6 +64,7 @@ class Why(Frozen):
     beside: tuple[WhyCheckpoint, ...]
     generation: WhyGeneration | None
     next_start: str = ""
+    closed: str = ""
     void_records: int
     void: tuple[WhyVoid, ...]
     more: int = 0
@@ -85,6 +87,7 @@ def why(ledger: Ledger, run: str) -> Why:
         beside=tuple(_beside(state, infos[save], left.get(save, "")) for save in beside[:MAX_TOLD]),
         generation=_generation(state),
         next_start=_next_start(state),
+        closed=_closed(state),
         void_records=len(void),
         void=tuple(void[-MAX_TOLD:]),
         more=max(0, len(line) - MAX_TOLD) + max(0, len(beside) - MAX_TOLD),
@@ -139,7 +142,7 @@ def _generation(state: RunState) -> WhyGeneration | None:
         job=opened.job,
         host=opened.host,
         world=current.world,
-        state="rolled back" if current.closed else "training" if current.ready else "loading",
+        state=current.closed or ("training" if current.ready else "loading"),
         resume_step=state.checkpoints[current.resume_from].step if current.resume_from else None,
         resume_save=current.resume_from,
         fallback_of=current.fallback_of,
@@ -163,6 +166,12 @@ def _next_start(state: RunState) -> str:
     if any(is_valid(state, c.save) for c in lineage(state) if c.save != point.save):
         return so_far
     return f"{so_far}; there is no other on its line, so it stays"
+
+
+def _closed(state: RunState) -> str:
+    if state.closed is None:
+        return ""
+    return f"closed by {state.closed.who}: {state.closed.reason or 'no reason given'}"
 
 
 def _who_left(storage: Storage, run: str, until: RunState) -> dict[str, str]:

@@ -12,6 +12,7 @@ from pydantic import Field
 
 from ckptd.manifest import Frozen, ManifestRef, Metrics, SaveId, Step, Writer
 from ckptd.records import Attempt, Candidate, Damage, GenerationNumber, Label, Observer, Reason
+from ckptd.upkeep_records import Ended
 
 World = Annotated[int, Field(gt=0, lt=10**6)]
 
@@ -87,21 +88,30 @@ class Heartbeat(Frozen):
 
 
 class HeartbeatAnswer(Frozen):
-    """The run's current generation and the attempt that began it, so that a fenced job learns of it early."""
+    """The run's current generation and the attempt that began it, so that a fenced job learns of it early; and
+    whether a person ended it."""
 
     generation: int
     attempt: Attempt | None
-    rolled_back: bool = False
+    ended: Ended = ""
 
 
 Verb = Literal["quarantine", "reinstate", "rollback", "pin", "unpin", "hold", "release"]
 
 
-class ActRequest(Frozen):
-    """What `who` decides about a checkpoint. `save` names one of several of a step, see `checkpoint_at`."""
+RunVerb = Literal["close", "reopen"]
+
+
+class ActOnRun(Frozen):
+    """What `who` decides about a run."""
 
     who: Annotated[Label, Field(min_length=1)]
     reason: Reason = ""
+
+
+class ActRequest(ActOnRun):
+    """What `who` decides about a checkpoint. `save` names one of several of a step, see `checkpoint_at`."""
+
     save: SaveId | None = None
 
 
@@ -110,8 +120,9 @@ class VerifyRequest(Frozen):
 
 
 class VerifyAnswer(Frozen):
-    """All bytes of a checkpoint were read: `whole` (`recorded`, unless it is in quarantine), `damaged` (a second
-    reading found it too: it is in quarantine), or `unconfirmed` (the second reading found it whole)."""
+    """All bytes of a checkpoint were read, `payload_bytes` with what it borrows: `whole` (`recorded`, unless it is in
+    quarantine), `damaged` (a second reading found it too: it is in quarantine), or `unconfirmed` (the second reading
+    found it whole)."""
 
     save: SaveId
     step: Step
@@ -122,6 +133,9 @@ class VerifyAnswer(Frozen):
 
 
 class CheckpointInfo(Frozen):
+    """`payload_bytes` is what this save wrote; `borrowed_bytes` are in objects of the saves that it `borrows` from;
+    `needed_by` are the newest checkpoints, not retired, that borrow from it."""
+
     save: SaveId
     step: Step
     generation: GenerationNumber
@@ -135,6 +149,9 @@ class CheckpointInfo(Frozen):
     verified: bool = False
     pinned_by: tuple[str, ...] = ()
     held_by: tuple[str, ...] = ()
+    borrows: tuple[SaveId, ...] = ()
+    borrowed_bytes: int = 0
+    needed_by: tuple[SaveId, ...] = ()
     on_line: bool = False
     is_tip: bool = False
     is_resume_point: bool = False
@@ -188,13 +205,18 @@ class SaveStatus(Frozen):
 
 
 class RunInfo(Frozen):
+    """`stored_bytes` is the payload of all checkpoints that have their bytes, each object counted once. `ended` is
+    about the current generation, `closed` about the run."""
+
     run: str
     generation: int
     ready: bool
     records: int
     void_records: int
     checkpoints: int
-    rolled_back: bool = False
+    stored_bytes: int = 0
+    ended: Ended = ""
+    closed: bool = False
     resume_step: int | None
     tip_step: int | None
     last_commit: str | None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated
 
 import typer
@@ -10,6 +11,7 @@ from ckptd.cli import views
 from ckptd.cli.options import DAMAGED, AsJson, Run, Save, Url, progress
 from ckptd.cli.source import Source, open_source
 from ckptd.cli.tables import clean, print_table, size, warn
+from ckptd.collecting import Lent
 from ckptd.errors import Corrupt, Invalid, NotFound
 from ckptd.lineage import MIN_KEEP
 from ckptd.retaining import RetainRequest
@@ -30,7 +32,7 @@ def verify(
     source = open_source(url)
     chosen = _chosen(source, run, step, save, every)
     answers: list[VerifyAnswer] = []
-    with progress(f"reading {run}", sum(c.payload_bytes for c in chosen)) as watch:
+    with progress(f"reading {run}", sum(c.payload_bytes + c.borrowed_bytes for c in chosen)) as watch:
         for checkpoint in chosen:
             try:
                 answers.append(source.verify(run, checkpoint.step, checkpoint.save, watch))
@@ -62,7 +64,7 @@ def retain(
     """Verify what must be, retire what the policy does not keep, and delete its bytes."""
     source = open_source(url)
     request = RetainRequest(keep_last=keep_last, keep_every=keep_every, dry_run=dry_run)
-    newest = max((c.payload_bytes for c in source.checkpoints(run)[-MIN_KEEP:]), default=0)
+    newest = max((c.payload_bytes + c.borrowed_bytes for c in source.checkpoints(run)[-MIN_KEEP:]), default=0)
     with progress(f"verifying {run}", newest, quiet=dry_run) as watch:
         answer = source.retain(run, request, watch)
     if as_json:
@@ -74,6 +76,7 @@ def retain(
         )
         if not dry_run:
             _tell(len(answer.retired), len(answer.verified), answer.objects)
+            _tell_lent(answer.lent)
     damaged = [verified for verified in answer.verified if verified.result != "whole"]
     for verified in damaged:
         warn(f"step {verified.step} is {verified.result}: {verified.detail}")
@@ -88,10 +91,16 @@ def gc(run: Run, url: Url = None, as_json: AsJson = False) -> None:
         views.print_json(collected)
     else:
         typer.echo(f"{collected.objects} objects deleted; of {len(collected.purged)} retired checkpoints all is gone")
+        _tell_lent(collected.lent)
 
 
 def _tell(retired: int, verified: int, objects: int) -> None:
     typer.echo(f"{verified} verified, {retired} retired, {objects} objects deleted", err=True)
+
+
+def _tell_lent(lent: Sequence[Lent]) -> None:
+    for save, needed_by in ((told.save, told.needed_by) for told in lent):
+        typer.echo(f"{save} is kept for the sake of {', '.join(needed_by)}", err=True)
 
 
 def _chosen(source: Source, run: str, step: int | None, save: str | None, every: bool) -> list[CheckpointInfo]:

@@ -7,8 +7,9 @@ from typing import Annotated
 
 import typer
 
+from ckptd import layout
 from ckptd.cli import views, why_views
-from ckptd.cli.options import DAMAGED, AsJson, Run, Step, Url, progress
+from ckptd.cli.options import DAMAGED, AsJson, Run, Save, Step, Url, progress
 from ckptd.cli.source import Source, open_source
 from ckptd.cli.tables import warn
 from ckptd.errors import Corrupt
@@ -33,15 +34,17 @@ def ls(run: Run, url: Url = None, as_json: AsJson = False) -> None:
     _end(damage)
 
 
-def show(run: Run, step: Step, url: Url = None, as_json: AsJson = False) -> None:
+def show(run: Run, step: Step, save: Save = None, url: Url = None, as_json: AsJson = False) -> None:
     """Show a checkpoint: its manifest with parts, objects, sizes and digests, its metrics and its lineage."""
     source = open_source(url)
     found, damage = _checkpoints(source, run)
+    if save is not None:
+        layout.check_save(save)
     if damage is None:
-        info = source.checkpoint_at(run, step)
-        manifest = source.manifest(run, step)
+        info = source.checkpoint_at(run, step, save)
+        manifest = source.manifest(run, step, info.save) if info.status != "purged" else None
     else:
-        of_step = [c for c in found if c.step == step]
+        of_step = [c for c in found if c.step == step and save in (None, c.save)]
         if not of_step:
             raise damage
         info, manifest = of_step[-1], None
@@ -79,7 +82,11 @@ def fsck(
     source = open_source(url)
     total = 0
     if deep:
-        total = sum(c.payload_bytes for c in _checkpoints(source, run)[0] if c.status in ("valid", "quarantined"))
+        total = sum(
+            c.payload_bytes
+            for c in _checkpoints(source, run)[0]
+            if c.status in ("valid", "quarantined") or c.needed_by
+        )
     with progress(f"reading {run}", total, quiet=not deep) as watch:
         answer = source.fsck(run, deep, watch)
     views.print_json(answer) if as_json else why_views.print_fsck(answer)

@@ -1,5 +1,6 @@
 """The command line: `ckptd init`, `doctor`, `serve`; to look, `runs`, `ls`, `show`, `latest`, `why`, `fsck`; to
-decide, `quarantine`, `reinstate`, `rollback`, `pin`, `unpin`; to keep order, `verify`, `retain`, `gc`.
+decide, `quarantine`, `reinstate`, `rollback`, `pin`, `unpin`, `close`, `reopen`; to keep order, `verify`, `retain`,
+`gc`.
 
 Exit codes: 0 done, 2 invalid call, 3 not found, 4 unavailable or not initialised, 5 conflict, fenced or in use,
 6 damaged, 7 unauthorized, 8 unfit storage, 1 anything else.
@@ -110,6 +111,7 @@ def serve(
 for command in (
     *(looking.runs, looking.ls, looking.show, looking.latest, looking.why, looking.fsck),
     *(deciding.quarantine, deciding.reinstate, deciding.rollback, deciding.pin, deciding.unpin),
+    *(deciding.close, deciding.reopen),
     *(keeping.verify, keeping.retain, keeping.gc),
 ):
     app.command()(command)

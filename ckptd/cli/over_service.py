@@ -11,14 +11,24 @@ import httpx
 from pydantic import BaseModel, TypeAdapter
 
 from ckptd import layout
+from ckptd.collecting import Collected
 from ckptd.errors import CkptdError, Invalid, Unavailable, describe, from_dict
 from ckptd.fsck import FsckAnswer
-from ckptd.keeper import Collected
 from ckptd.manifest import Manifest
 from ckptd.retaining import RetainAnswer, RetainRequest
 from ckptd.watched import Watch, unwatched
 from ckptd.why import Why
-from ckptd.wire import ActRequest, CheckpointInfo, Latest, RunInfo, Verb, VerifyAnswer, VerifyRequest
+from ckptd.wire import (
+    ActOnRun,
+    ActRequest,
+    CheckpointInfo,
+    Latest,
+    RunInfo,
+    RunVerb,
+    Verb,
+    VerifyAnswer,
+    VerifyRequest,
+)
 
 SERVICE_SECONDS = 60.0
 M = TypeVar("M", bound=BaseModel)
@@ -43,17 +53,20 @@ class ServiceSource:
     def checkpoints(self, run: str) -> list[CheckpointInfo]:
         return TypeAdapter(list[CheckpointInfo]).validate_json(self._ask("GET", f"{_of(run)}/checkpoints"))
 
-    def checkpoint_at(self, run: str, step: int) -> CheckpointInfo:
-        return CheckpointInfo.model_validate_json(self._ask("GET", _at(run, step)))
+    def checkpoint_at(self, run: str, step: int, save: str | None) -> CheckpointInfo:
+        return CheckpointInfo.model_validate_json(self._ask("GET", f"{_at(run, step)}{_named(save)}"))
 
-    def manifest(self, run: str, step: int) -> Manifest:
-        return Manifest.model_validate_json(self._ask("GET", f"{_at(run, step)}/manifest"))
+    def manifest(self, run: str, step: int, save: str | None) -> Manifest:
+        return Manifest.model_validate_json(self._ask("GET", f"{_at(run, step)}/manifest{_named(save)}"))
 
     def why(self, run: str) -> Why:
         return Why.model_validate_json(self._ask("GET", f"{_of(run)}/why"))
 
     def act(self, run: str, step: int, verb: Verb, request: ActRequest) -> CheckpointInfo:
         return CheckpointInfo.model_validate_json(self._ask("POST", f"{_at(run, step)}/{verb}", request))
+
+    def act_on_run(self, run: str, verb: RunVerb, request: ActOnRun) -> RunInfo:
+        return RunInfo.model_validate_json(self._ask("POST", f"{_of(run)}/{verb}", request))
 
     def verify(self, run: str, step: int, save: str, watch: Watch) -> VerifyAnswer:
         return self._follow(f"{_at(run, step)}/verify", VerifyAnswer, watch, VerifyRequest(save=save))
@@ -114,6 +127,10 @@ def _of(run: str) -> str:
 
 def _at(run: str, step: int) -> str:
     return f"{_of(run)}/checkpoints/{layout.check_step(step)}"
+
+
+def _named(save: str | None) -> str:
+    return f"?save={layout.check_save(save)}" if save is not None else ""
 
 
 def _error_of(answer: httpx.Response, asked: str) -> CkptdError:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 from typing import Protocol
 
+from ckptd.collecting import Collected
 from ckptd.errors import Corrupt, Invalid, NotFound
 from ckptd.fsck import FsckAnswer, fsck
-from ckptd.keeper import Collected, Keeper
+from ckptd.keeper import Keeper
 from ckptd.ledger import Ledger
 from ckptd.manifest import Manifest
 from ckptd.retaining import RetainAnswer, RetainRequest, retain, verify
@@ -15,7 +16,7 @@ from ckptd.service.readable import tell_readable
 from ckptd.storage import open_storage
 from ckptd.watched import Watch
 from ckptd.why import Why, why
-from ckptd.wire import ActRequest, CheckpointInfo, Latest, RunInfo, Verb, VerifyAnswer
+from ckptd.wire import ActOnRun, ActRequest, CheckpointInfo, Latest, RunInfo, RunVerb, Verb, VerifyAnswer
 
 
 class Source(Protocol):
@@ -28,13 +29,15 @@ class Source(Protocol):
 
     def checkpoints(self, run: str) -> list[CheckpointInfo]: ...
 
-    def checkpoint_at(self, run: str, step: int) -> CheckpointInfo: ...
+    def checkpoint_at(self, run: str, step: int, save: str | None) -> CheckpointInfo: ...
 
-    def manifest(self, run: str, step: int) -> Manifest: ...
+    def manifest(self, run: str, step: int, save: str | None) -> Manifest: ...
 
     def why(self, run: str) -> Why: ...
 
     def act(self, run: str, step: int, verb: Verb, request: ActRequest) -> CheckpointInfo: ...
+
+    def act_on_run(self, run: str, verb: RunVerb, request: ActOnRun) -> RunInfo: ...
 
     def verify(self, run: str, step: int, save: str, watch: Watch) -> VerifyAnswer: ...
 
@@ -87,20 +90,23 @@ class StorageSource:
         except Corrupt as error:
             raise tell_readable(self._ledger.storage, run, error) from error
 
-    def checkpoint_at(self, run: str, step: int) -> CheckpointInfo:
+    def checkpoint_at(self, run: str, step: int, save: str | None) -> CheckpointInfo:
         try:
-            return self._ledger.checkpoint_at(run, step)
+            return self._ledger.checkpoint_at(run, step, save)
         except Corrupt as error:
             raise tell_readable(self._ledger.storage, run, error) from error
 
-    def manifest(self, run: str, step: int) -> Manifest:
-        return self._ledger.manifest(self.checkpoint_at(run, step).manifest)
+    def manifest(self, run: str, step: int, save: str | None) -> Manifest:
+        return self._ledger.manifest(self.checkpoint_at(run, step, save).manifest)
 
     def why(self, run: str) -> Why:
         return why(self._ledger, run)
 
     def act(self, run: str, step: int, verb: Verb, request: ActRequest) -> CheckpointInfo:
         return self._keeper.act(run, step, verb, request)
+
+    def act_on_run(self, run: str, verb: RunVerb, request: ActOnRun) -> RunInfo:
+        return self._keeper.act_on_run(run, verb, request)
 
     def verify(self, run: str, step: int, save: str, watch: Watch) -> VerifyAnswer:
         return verify(self._keeper, run, step, save, watch)

@@ -27,13 +27,25 @@ def _plain(value: Any) -> Any:
 
 def print_runs(runs: Sequence[RunInfo]) -> None:
     print_table(
-        ("run", "resume step", "tip step", "checkpoints", "generation", "records", "void", "last commit", "state"),
+        (
+            "run",
+            "resume step",
+            "tip step",
+            "checkpoints",
+            "size",
+            "generation",
+            "records",
+            "void",
+            "last commit",
+            "state",
+        ),
         [
             (
                 run.run,
                 run.resume_step,
                 run.tip_step,
                 run.checkpoints,
+                size(run.stored_bytes),
                 run.generation,
                 run.records,
                 run.void_records,
@@ -48,8 +60,10 @@ def print_runs(runs: Sequence[RunInfo]) -> None:
 def _run_state(run: RunInfo) -> str:
     if run.problem:
         return "damaged"
-    if run.rolled_back:
-        return "rolled back"
+    if run.closed:
+        return "closed"
+    if run.ended:
+        return "reopened" if run.ended == "closed" else run.ended
     return "ready" if run.ready else "loading" if run.generation else "new"
 
 
@@ -84,6 +98,7 @@ def print_checkpoint(info: CheckpointInfo, manifest: Manifest | None, lineage: S
             ("kept for", kept_for(info) or None),
             ("committed", info.time),
             ("size", size(info.payload_bytes)),
+            ("shared", shared(info) or None),
             ("writers", info.writers),
             ("metrics", metrics(info) or None),
             ("lineage", " <- ".join(str(c.step) for c in lineage)),
@@ -112,6 +127,16 @@ def print_checkpoint(info: CheckpointInfo, manifest: Manifest | None, lineage: S
                 if part.payload is not None
             ],
         )
+        if manifest.borrows:
+            typer.echo("")
+            print_table(
+                ("borrowed from", "size", "tensors", "object"),
+                [
+                    (item.save, size(item.object.size), len(item.names), item.object.key)
+                    for part in manifest.parts
+                    for item in part.borrowed
+                ],
+            )
 
 
 def print_latest(answer: Latest) -> None:
@@ -148,8 +173,17 @@ def marks(info: CheckpointInfo) -> str:
 
 
 def kept_for(info: CheckpointInfo) -> str:
-    pins = [f"pinned by {who}" for who in info.pinned_by]
-    return ", ".join(pins + [f"held by {who}" for who in info.held_by])
+    kept = [f"pinned by {who}" for who in info.pinned_by] + [f"held by {who}" for who in info.held_by]
+    if info.needed_by and info.status == "retired":
+        kept.append(f"the sake of {', '.join(info.needed_by[-3:])}")
+    return ", ".join(kept)
+
+
+def shared(info: CheckpointInfo) -> str:
+    """What of a checkpoint lies in objects of others."""
+    if not info.borrows:
+        return ""
+    return f"{size(info.borrowed_bytes)} in objects of {', '.join(info.borrows)}"
 
 
 def metrics(info: CheckpointInfo) -> str:

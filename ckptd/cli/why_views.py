@@ -20,6 +20,8 @@ def print_why(why: Why) -> None:
     point = why.latest.checkpoint
     step, save = (point.step, point.save) if point is not None else (None, None)
     typer.echo(_ANSWERS[why.latest.answer].format(step=step, save=save))
+    if why.closed:
+        typer.echo(clean(f"But the run is {why.closed}. `ckptd reopen {why.run}` lets it go on."))
     if why.next_start:
         typer.echo(clean(f"Crash loop: {why.next_start}."))
     typer.echo(clean(_generation(why.generation)))

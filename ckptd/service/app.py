@@ -14,6 +14,7 @@ from ckptd.ledger import Ledger
 from ckptd.service import problems
 from ckptd.service.auth import TokenGate
 from ckptd.service.context import Service
+from ckptd.service.door import Door
 from ckptd.service.holds import Holds
 from ckptd.service.limits import Limits
 from ckptd.service.presence import Presence
@@ -71,6 +72,7 @@ def create_app(
         app.include_router(router, prefix="/v1", responses=_PROBLEMS, dependencies=guarded)
     app.include_router(health.router, responses={503: _PROBLEMS[503]})
     problems.install(app)
+    app.add_middleware(Door, service=service)
     app.add_middleware(
         Limits,
         max_body_bytes=settings.max_body_bytes,

@@ -12,6 +12,7 @@ from ckptd.ledger import Ledger
 from ckptd.service.holds import Holds
 from ckptd.service.housekeeping import Housekeeper
 from ckptd.service.lookout import Lookout
+from ckptd.service.pinned import PinnedAnswers
 from ckptd.service.presence import Presence
 from ckptd.service.scrub import Scrubber
 from ckptd.service.settings import ServiceSettings
@@ -34,6 +35,7 @@ class Service:
     ledger: Ledger
     keeper: Keeper
     lookout: Lookout
+    pinned: PinnedAnswers
     presence: Presence
     holds: Holds
     housekeeper: Housekeeper
@@ -59,6 +61,7 @@ class Service:
             lookout=Lookout(
                 relook_seconds=settings.relook_seconds, look_deadline_seconds=settings.storage_deadline_seconds
             ),
+            pinned=PinnedAnswers(),
             presence=presence or Presence(window_seconds=settings.in_use_seconds),
             holds=holds,
             housekeeper=Housekeeper(keeper, holds, settings.policy, interval_seconds=settings.housekeeping_seconds),

@@ -11,6 +11,7 @@ from ckptd.errors import CkptdError, Invalid, Unavailable
 from ckptd.service.problems import problem
 
 MAX_DEPTH = 32
+RETRY_SECONDS = 2
 # Possessive, and content with a missing end quote: no input makes it go over a byte twice.
 _STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)
 _BRACKET = re.compile(rb"[\[\]{}]")
@@ -44,7 +45,7 @@ class Limits:
             return await self._app(scope, receive, send)
         if self._requests >= self._max_requests and not scope["path"].startswith("/health/"):
             full = Unavailable(f"the service has {self._requests} requests under way, as many as it takes")
-            return await problem(full)(scope, receive, send)
+            return await problem(full, headers={"Retry-After": str(RETRY_SECONDS)})(scope, receive, send)
         self._requests += 1
         try:
             body = await self._body(scope, receive)

@@ -20,6 +20,8 @@ from ckptd.service.threads import Threads
 T = TypeVar("T")
 Question = tuple[str | int | None, ...]
 LOOK_THREADS = 8
+REST = 4  # times as long as a look took, before the next one for nothing but newcomers
+MAX_REST_SECONDS = 0.05
 
 
 @dataclass(eq=False)
@@ -39,9 +41,39 @@ class _Asked(Generic[T]):
     settled: Callable[[T], bool]
     loop: asyncio.AbstractEventLoop
     looks: int = 0
-    waiters: list[_Waiter[T]] = field(default_factory=list)
+    looking: bool = False
+    rested_at: float = 0.0  # when to look again for nothing but newcomers
+    waiters: dict[_Waiter[T], None] = field(default_factory=dict)  # in the order they came
     woken: asyncio.Event = field(default_factory=asyncio.Event)
     task: asyncio.Task[None] | None = None
+    newcomers: asyncio.TimerHandle | None = None
+
+    def came(self, waiter: _Waiter[T]) -> None:
+        """There is somebody new, and a look for them soon: one for all who come by then."""
+        self.waiters[waiter] = None
+        if not self.looking:
+            self.look_for_newcomers()
+
+    def look_for_newcomers(self) -> None:
+        if self.newcomers is None:
+            self.newcomers = self.loop.call_at(self.rested_at, self.woken.set)
+
+    def begin(self) -> None:
+        """A look begins, and sees what is there for all who have come."""
+        self.woken.clear()
+        if self.newcomers is not None:
+            self.newcomers.cancel()
+            self.newcomers = None
+        self.looks += 1
+        self.looking = True
+
+    def end(self, began: float) -> None:
+        """A look is over and everybody told who is to be."""
+        self.looking = False
+        spent = self.loop.time() - began
+        self.rested_at = self.loop.time() + min(REST * spent, MAX_REST_SECONDS)
+        if self.waiters and next(reversed(self.waiters)).looks == self.looks:
+            self.look_for_newcomers()  # they came during the look
 
     def tell(self, value: T, *, now: float) -> None:
         """Answer everybody if the question is settled, else those whose time is up."""
@@ -55,7 +87,8 @@ class _Asked(Generic[T]):
 
     def _take(self, chosen: Callable[[_Waiter[T]], bool]) -> list[_Waiter[T]]:
         taken = [waiter for waiter in self.waiters if chosen(waiter)]
-        self.waiters = [waiter for waiter in self.waiters if waiter not in taken]
+        for waiter in taken:
+            del self.waiters[waiter]
         return [waiter for waiter in taken if not waiter.answer.done()]
 
 
@@ -86,8 +119,7 @@ class Lookout:
         loop = asyncio.get_running_loop()
         asked = self._find(loop, (run, question), look, settled)
         waiter = _Waiter(loop.create_future(), loop.time() + wait_seconds, asked.looks)
-        asked.waiters.append(waiter)
-        asked.woken.set()
+        asked.came(waiter)
         try:
             return await asyncio.wait_for(waiter.answer, wait_seconds + self._look_deadline_seconds)
         except TimeoutError as error:
@@ -95,8 +127,7 @@ class Lookout:
                 f"run {run}: the storage did not answer within {self._look_deadline_seconds:g} s", run=run
             ) from error
         finally:
-            if waiter in asked.waiters:
-                asked.waiters.remove(waiter)
+            asked.waiters.pop(waiter, None)
 
     def wake(self, run: str) -> None:
         """Something may have changed in `run`: look again now."""
@@ -135,8 +166,8 @@ class Lookout:
         """Look again and again while somebody waits."""
         try:
             while asked.waiters:
-                asked.woken.clear()
-                asked.looks += 1
+                began = asked.loop.time()
+                asked.begin()
                 look = self._threads.run(asked.look)
                 await asyncio.wait([look])
                 error = look.exception()
@@ -145,11 +176,14 @@ class Lookout:
                     asked.fail(error)
                 else:
                     asked.tell(look.result(), now=now)
+                asked.end(began)
                 ends = [waiter.until for waiter in asked.waiters]
                 if ends:
                     pause = max(0.0, min(self._relook_seconds, min(ends) - asked.loop.time()))
                     with suppress(TimeoutError):
                         await asyncio.wait_for(asked.woken.wait(), pause)
         finally:
+            if asked.newcomers is not None:
+                asked.newcomers.cancel()
             with self._lock:
                 del self._asked[key]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import resource
 import signal
 import socket
 import threading
@@ -17,6 +18,8 @@ from ckptd.service.app import create_app
 from ckptd.service.settings import ServiceSettings
 
 GRACE_SECONDS = 10
+BACKLOG = 65535  # cut down by the kernel to net.core.somaxconn
+OWN_FILES = 128  # descriptors beside those of requests
 _log = logging.getLogger("ckptd.service")
 
 
@@ -43,6 +46,7 @@ class Server(uvicorn.Server):
 
 def serve(settings: ServiceSettings, listening: Callable[[str], None]) -> None:
     """Serve until SIGTERM or SIGINT. `listening` is called once, with the URL, when requests are answered."""
+    allow_files(settings.max_requests)
     app = create_app(settings)
     listener = _listen(settings.host, settings.port)
     url = _url(settings.host, listener.getsockname()[1])
@@ -53,6 +57,7 @@ def serve(settings: ServiceSettings, listening: Callable[[str], None]) -> None:
         server_header=False,
         ws="none",
         lifespan="on",
+        backlog=BACKLOG,
         timeout_graceful_shutdown=GRACE_SECONDS,
     )
     server = Server(config, listening=lambda: listening(url), ending=app.state.service.lookout.close)
@@ -68,7 +73,7 @@ def log_to_stderr() -> None:
 def _listen(host: str, port: int) -> socket.socket:
     try:
         family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-        listener = socket.create_server((str(address[0]), port), family=family, backlog=2048)
+        listener = socket.create_server((str(address[0]), port), family=family, backlog=BACKLOG)
     except OSError as error:
         raise Unavailable(
             f"cannot listen on {host} port {port}: {error.strerror or error}",
@@ -78,6 +83,24 @@ def _listen(host: str, port: int) -> socket.socket:
     # Connections inherit it. Without it, each answer on a line that is kept open comes 40 ms late.
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return listener
+
+
+def allow_files(requests: int) -> int:
+    """Raise the soft limit of open files as far as so many requests need; how many requests fit now."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = requests + OWN_FILES
+    allowed = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    if soft != resource.RLIM_INFINITY and soft < allowed:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
+        soft = allowed
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        _log.warning(
+            "at most %d files may be open, %d requests at one time need %d: ranks beyond that wait for a connection;"
+            " raise the hard limit (ulimit -Hn, LimitNOFILE=), or lower CKPTD_MAX_REQUESTS",
+            soft, requests, wanted,
+        )  # fmt: skip
+        return max(0, soft - OWN_FILES)
+    return requests
 
 
 def _url(host: str, port: int) -> str:

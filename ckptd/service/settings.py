@@ -41,8 +41,9 @@ class ServiceSettings(BaseSettings):
     body_deadline_seconds: Seconds = 30.0
     """How long a client may take to send its body."""
 
-    max_requests: Annotated[int, Field(gt=0)] = 4096
-    """Requests under way at one time, waiting ones included; more are answered 503."""
+    max_requests: Annotated[int, Field(gt=0)] = 16384
+    """Requests under way at one time, waiting ones included; more are answered 503, to come again. Each needs a file
+    descriptor: the service raises its soft limit, and says so if the hard one (`ulimit -Hn`) is too low."""
 
     max_wait_seconds: Seconds = 30.0
     """The longest a request is held while it waits for an answer; more is cut down to this."""

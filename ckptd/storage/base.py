@@ -18,12 +18,15 @@ Buffer = bytes | bytearray | memoryview
 
 
 class Reader(Protocol):
-    """One open object. Threads may call `read_into` at the same time."""
+    """One open object. Threads may call its methods at the same time."""
 
     size: int
 
     def read_into(self, offset: int, buffer: memoryview) -> None:
         """Fill `buffer` with the bytes from `offset` on. `Corrupt` if the object ends before."""
+
+    def paged(self) -> bool:
+        """Whether the kernel is known to keep what one process of this host read for all others."""
 
     def close(self) -> None: ...
 

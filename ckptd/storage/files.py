@@ -220,6 +220,15 @@ class FileReader:
                 )
             done += got
 
+    def paged(self) -> bool:
+        try:
+            os.preadv(self._current(), [bytearray(1)], 0, os.RWF_NOWAIT)
+        except BlockingIOError:  # it is not in the page cache yet
+            return True
+        except OSError:  # network drives and FUSE cannot say what is
+            return False
+        return True
+
     def _read_some(self, view: memoryview, offset: int) -> int:
         fd = self._current()
         try:

@@ -39,6 +39,9 @@ class FsspecReader:
                 raise self._too_short(offset + start + piece.nbytes, offset + start + len(data))
             piece[:] = data
 
+    def paged(self) -> bool:
+        return False
+
     def close(self) -> None:
         self._get_range = None
 

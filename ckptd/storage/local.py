@@ -33,7 +33,7 @@ from ckptd.storage.files import (
 )
 from ckptd.storage.keys import check_key
 from ckptd.storage.marker import MAX_MARKER_BYTES, new_marker, no_marker, other_storage, parse_marker
-from ckptd.storage.publish import NewFile, by_link, by_rename, discard, name_anew, write_aside
+from ckptd.storage.publish import NewFile, by_link, by_rename, discard, name_anew, seal, write_aside
 from ckptd.storage.unsure import made_anew, still_unsure, sync_folder, sync_subfolder, unsure_names
 
 Publish = Literal["link", "lock"]
@@ -206,6 +206,9 @@ class LocalStorage:
                 self._check(root)
             with self._folder(root, aside.split("/"), create=True) as tmp:
                 try:
+                    before = layout.segment_before(key)
+                    if before is not None:
+                        seal(root, tmp, before, self._path(before))
                     written = write_aside(tmp, nonce, aside_path, chunks, size)
                     with self._folder(root, parent, create=True) as folder:
                         for earlier in unsure_names(folder):  # a record stands on the ones before it

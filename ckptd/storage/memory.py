@@ -153,6 +153,9 @@ class MemoryReader:
         if wanted:
             buffer.cast("B")[:] = data
 
+    def paged(self) -> bool:
+        return False
+
     def close(self) -> None:
         self._data = None
 

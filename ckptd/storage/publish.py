@@ -17,19 +17,22 @@ from filelock import Timeout, UnixFileLock
 from ckptd import layout
 from ckptd.errors import Invalid, Unavailable
 from ckptd.storage.base import Buffer
+from ckptd.storage.direct import LARGE_BYTES, LargeFile
 from ckptd.storage.files import (
     READ_FLAGS,
     WRITE_FLAGS,
     flat,
     if_there,
     is_regular,
+    let_go,
     lookup,
     names_in,
     os_error,
     os_errors,
+    walk,
     write_all,
 )
-from ckptd.storage.unsure import exchange, made_anew, still_unsure, sync_folder
+from ckptd.storage.unsure import exchange, made_anew, still_unsure, sync_folder, unsure_names
 
 _NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 MAX_ANEW_BYTES = 1 << 20  # records and manifests; payload whose put failed is named by nobody
@@ -57,14 +60,7 @@ def write_aside(tmp: int, nonce: str, path: str, chunks: Iterable[Buffer], size:
     with os_errors("create", path, size):
         fd = os.open(nonce, WRITE_FLAGS, 0o444, dir_fd=tmp)
     try:
-        done = 0
-        for chunk in chunks:
-            view = flat(chunk)
-            done += view.nbytes
-            if done > size:
-                break
-            with os_errors("write", path, size):
-                write_all(fd, view)
+        done = _write_large(fd, path, chunks, size) if size >= LARGE_BYTES else _write(fd, path, chunks, size)
         if done != size:
             found = f"at least {done}" if done > size else f"{done}"
             raise Invalid(
@@ -85,6 +81,37 @@ def write_aside(tmp: int, nonce: str, path: str, chunks: Iterable[Buffer], size:
     with os_errors("close", path, size):  # where network drives report a full quota
         os.close(fd)
     return written
+
+
+def _write(fd: int, path: str, chunks: Iterable[Buffer], size: int) -> int:
+    """How many bytes there were, `size` of them at most are written."""
+    done = 0
+    for chunk in chunks:
+        view = flat(chunk)
+        done += view.nbytes
+        if done > size:
+            break
+        with os_errors("write", path, size):
+            write_all(fd, view)
+    return done
+
+
+def _write_large(fd: int, path: str, chunks: Iterable[Buffer], size: int) -> int:
+    """As `_write`. Errors of the chunks' own come through unchanged, so only the writing is translated."""
+    done = 0
+    with os_errors("allocate", path, size):
+        file = LargeFile(fd, size)
+    with file:
+        for chunk in chunks:
+            view = flat(chunk)
+            done += view.nbytes
+            if done > size:
+                break
+            with os_errors("write", path, size):
+                file.write(view)
+        with os_errors("write", path, size):
+            file.finish()
+    return done
 
 
 def by_link(new: NewFile, *, lock_url: str) -> None:
@@ -160,6 +187,22 @@ def name_anew(tmp: int, folder: int, name: str, path: str) -> None:
             sync_folder(folder, name)
     finally:
         discard(tmp, nonce, aside_path)
+
+
+def seal(root: int, tmp: int, before: str, path: str) -> None:
+    """Make the names in the folder `before` durable, which no fsync of the next folder of records does: whoever wrote
+    the last of them may not have come to its fsync yet."""
+    with os_errors("open", path):
+        folder = walk(root, before.split("/"))
+    if folder is None:
+        return
+    try:
+        for name in unsure_names(folder):
+            name_anew(tmp, folder, name, os.path.join(path, name))
+        with os_errors("sync the folder", path):
+            sync_folder(folder)
+    finally:
+        let_go(folder)
 
 
 def discard(tmp: int, nonce: str, path: str) -> None:

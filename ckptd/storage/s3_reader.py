@@ -46,6 +46,9 @@ class S3Reader:
                 raise _too_short(key, offset + view.nbytes, offset) from error
             raise
 
+    def paged(self) -> bool:
+        return False
+
     def close(self) -> None:
         self._target = None
 

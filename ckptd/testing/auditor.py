@@ -15,10 +15,11 @@ import json
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from ckptd import history, layout
+from ckptd import history, layout, log_snapshots
 from ckptd.digests import ZERO_SHA256, chunk_digest, sha256_hex
 from ckptd.encoding import MAX_RECORD_BYTES, decode
 from ckptd.errors import Corrupt, NotFound
+from ckptd.slots import all_slots
 from ckptd.state import RunState
 from ckptd.storage.base import Storage
 from ckptd.testing.auditor_rules import Entry, Finding, Line, fence, generations, once, told
@@ -32,6 +33,7 @@ class Auditor:
         self._run = layout.check_run(run)
         self._slots: dict[int, bytes] = {}
         self._whole: set[str] = set()
+        self.passed_over: tuple[str, ...] = ()
 
     def check(
         self, *, acknowledged: Iterable[str | int] = (), refused: Iterable[str] = (), damaged: Iterable[str] = ()
@@ -50,8 +52,8 @@ class Auditor:
         findings += fence(counting)
         findings += Line(self._run).follow(counting, state)
         findings += told(counting, state, list(acknowledged), set(refused))
-        findings += self._checkpoints(counting, state, set(damaged))
-        return findings
+        late = self._still_wanted(list(self._checkpoints(counting, state, set(damaged))))
+        return findings + [finding for finding in late if finding not in findings]
 
     def assert_clean(
         self, *, acknowledged: Iterable[str | int] = (), refused: Iterable[str] = (), damaged: Iterable[str] = ()
@@ -65,8 +67,7 @@ class Auditor:
     # The log
 
     def _read_slots(self) -> Iterator[Finding]:
-        folder = layout.log_folder(self._run)
-        found = sorted(seq for seq in map(layout.seq_of, self._storage.list(folder)) if seq is not None)
+        found = list(all_slots(self._storage, self._run))
         for expected, seq in enumerate(found, 1):
             if seq != expected:
                 yield Finding("I2", layout.log_key(self._run, expected), f"no record, and slot {found[-1]} is filled")
@@ -85,7 +86,7 @@ class Auditor:
 
     def _decode(self, state: RunState, entries: list[Entry]) -> Iterator[Finding]:
         """Fills `state` and `entries` as far as the log can be read."""
-        digest = ZERO_SHA256
+        digest, snapshots = ZERO_SHA256, self._snapshots()
         for seq in range(1, len(self._slots) + 1):
             data, key = self._slots.get(seq), layout.log_key(self._run, seq)
             if data is None:
@@ -101,39 +102,78 @@ class Auditor:
                 return
             digest = sha256_hex(data)
             history.advance(state, item, digest)
+            for name, cached in snapshots.pop(seq, []):
+                if cached.digest == digest and cached != state:
+                    yield Finding("L7", name, f"a snapshot is not what the log says up to slot {seq}")
             entries.append(Entry(seq, key, raw["kind"], raw["rid"], raw["body"], counts=seq not in state.void))
+
+    def _snapshots(self) -> dict[int, list[tuple[str, RunState]]]:
+        """By slot, those that a reader would use; of another history it uses none."""
+        found: dict[int, list[tuple[str, RunState]]] = {}
+        for name in log_snapshots.listed(self._storage, self._run):
+            try:
+                state = log_snapshots.read(self._storage, self._run, name)
+            except (Corrupt, NotFound):
+                continue
+            found.setdefault(state.seq, []).append((name, state))
+        return found
 
     # The checkpoints
 
-    def _checkpoints(self, counting: list[Entry], state: RunState, damaged: set[str]) -> Iterator[Finding]:
+    def _still_wanted(self, found: list[tuple[str, Finding]]) -> list[Finding]:
+        """Without what is about checkpoints that were given up while they were looked at: beside a live service their
+        bytes may go at any time. The log is read once more for that."""
+        if not found:
+            return []
+        state = RunState()
+        again = [*self._read_slots(), *self._decode(state, [])]
+        return again + [finding for save, finding in found if save not in state.retired and not _damaged(state, save)]
+
+    def _checkpoints(
+        self, counting: list[Entry], state: RunState, damaged: set[str]
+    ) -> Iterator[tuple[str, Finding]]:
+        """What is wrong, and with which checkpoint. Passes over the bytes of those in quarantine for damage, which
+        are known not to be right, and names them in `passed_over`; all others in quarantine are as whole as any."""
+        looked: dict[str, str] = {}
+        self.passed_over = tuple(save for save in state.quarantined if _damaged(state, save))
         for entry in counting:
             if entry.kind != "checkpoint-committed":
                 continue
             save, ref = entry.body["save"], entry.body["manifest"]
-            if save in damaged or save in state.quarantined or save in state.retired:
+            if save in damaged or save in self.passed_over or save in state.retired:
                 continue
             data = bytearray()
             wrong = self._differs(ref["key"], ref["size"], ref["size"], keep=data)
             if wrong or sha256_hex(bytes(data)) != ref["sha256"]:
-                yield from self._wrong(
-                    ref["key"], damaged, f"is not the manifest of {save}: {wrong or 'other bytes'}"
-                )
+                wrong = f"is not the manifest of {save}: {wrong or 'other bytes'}"
+                yield from ((save, finding) for finding in self._wrong(ref["key"], damaged, wrong))
                 continue
             self._whole.add(ref["key"])
             parts = json.loads(data)["parts"]
             if [part["writer"] for part in parts] != list(range(entry.body["writers"])):
-                yield Finding("I12", ref["key"], f"{save} has not the parts of {entry.body['writers']} writers")
-            for part in parts:
-                yield from self._object(save, part["payload"], damaged)
+                why = f"{save} has not the parts of {entry.body['writers']} writers"
+                yield save, Finding("I12", ref["key"], why)
+            borrowed = [item for part in parts for item in part.get("borrowed", [])]
+            if sorted({item["save"] for item in borrowed}) != entry.body.get("borrows", []):
+                yield save, Finding("I12", ref["key"], f"{save} borrows from others than its commit says")
+            mine = [(save, part["payload"]) for part in parts]
+            for owner, item in [*mine, *((item["save"], item["object"]) for item in borrowed)]:
+                yield from ((save, finding) for finding in self._object(save, owner, item, damaged, looked))
 
-    def _object(self, save: str, ref: dict[str, Any], damaged: set[str]) -> Iterator[Finding]:
+    def _object(
+        self, save: str, owner: str, ref: dict[str, Any], damaged: set[str], looked: dict[str, str]
+    ) -> Iterator[Finding]:
+        """One object that a checkpoint needs and `owner` wrote; `looked` has what was found out about others."""
         key = ref["key"]
-        if not key.startswith(f"{layout.run_folder(self._run)}/data/") or ".." in key.split("/"):
-            yield Finding("I20", key, f"{save} has an object outside its run")
+        if not key.startswith(f"{layout.payload_folder(self._run, owner)}/") or ".." in key.split("/"):
+            yield Finding("I20", key, f"{save} has an object outside its run, or of another save")
             return
-        wrong = self._differs(key, ref["size"], ref["chunk_bytes"], ref["chunks"])
-        if wrong:
-            yield from self._wrong(key, damaged, f"is not the object of {save}: {wrong}")
+        what = json.dumps(ref, sort_keys=True)
+        if what not in looked:
+            looked[what] = self._differs(key, ref["size"], ref["chunk_bytes"], ref["chunks"])
+        if looked[what]:
+            if owner not in damaged:
+                yield from self._wrong(key, damaged, f"is not the object of {save}: {looked[what]}")
         else:
             self._whole.add(key)
 
@@ -160,3 +200,8 @@ class Auditor:
         """I13 if it was whole when it was looked at before, I12 else."""
         if key not in damaged:
             yield Finding("I13" if key in self._whole else "I12", key, what)
+
+
+def _damaged(state: RunState, save: str) -> bool:
+    """Whether it is in quarantine because two readers found it damaged."""
+    return save in state.quarantined and state.quarantined[save].ground == "damage"

@@ -70,7 +70,7 @@ def fence(counting: list[Entry]) -> Iterator[Finding]:
         generation = entry.body.get("generation", 0)
         if entry.kind == "generation-started":
             number = max(number, generation)
-        elif entry.kind == "rolled-back":
+        elif entry.kind in ("rolled-back", "run-closed"):
             ended = number
         elif entry.kind == "generation-ready":
             ready.add(generation)
@@ -78,7 +78,7 @@ def fence(counting: list[Entry]) -> Iterator[Finding]:
             if generation < number:
                 yield Finding("I10", entry.key, f"a commit of generation {generation} after {number} started")
             if generation <= ended:
-                yield Finding("I10", entry.key, f"a commit of generation {generation}, which a roll-back had ended")
+                yield Finding("I10", entry.key, f"a commit of generation {generation}, which a person had ended")
             if generation not in ready:
                 yield Finding("I11", entry.key, f"a commit of generation {generation}, which is not ready")
 
@@ -96,8 +96,10 @@ class Line:
         self._verified: set[str] = set()
         self._unread: set[str] = set()  # given up since the generation started
         self._kept: dict[str, set[str]] = {}
+        self._borrows: dict[str, list[str]] = {}
         self._start: str | None = None
         self._ready = False
+        self._closed = False
         self._floor = -1
 
     def follow(self, counting: list[Entry], state: RunState) -> Iterator[Finding]:
@@ -116,6 +118,7 @@ class Line:
         body = entry.body
         match entry.kind:
             case "checkpoint-committed":
+                yield from self._borrow(entry)
                 self._parents[body["save"]], self._steps[body["save"]] = self._tip, body["step"]
                 self._tip = body["save"]
             case "checkpoint-quarantined":
@@ -128,6 +131,8 @@ class Line:
                 self._bad.discard(body["save"])
             case "rolled-back":
                 self._tip, self._ready = body["to"], False
+            case "run-closed" | "run-reopened":
+                self._closed, self._ready = entry.kind == "run-closed", False
             case "checkpoint-verified":
                 self._verified.add(body["save"])
             case "checkpoint-pinned" | "checkpoint-held":
@@ -141,11 +146,15 @@ class Line:
                     self._verified.add(self._start)
             case "checkpoints-retired":
                 yield from self._retire(entry)
+            case "checkpoints-purged":
+                yield from self._purge(entry)
             case "generation-started":
                 yield from self._begin(entry)
 
     def _begin(self, entry: Entry) -> Iterator[Finding]:
         start = entry.body["resume_from"]
+        if self._closed:
+            yield Finding("I10", entry.key, "starts in a run that is closed")
         if start is None and self._parents:
             yield Finding("I17", entry.key, f"starts from nothing, and the run has {len(self._parents)} commits")
         elif start is not None and start not in self._ancestors():
@@ -155,10 +164,29 @@ class Line:
         self._tip, self._start, self._ready = start, start, False
         self._unread.clear()
 
+    def _borrow(self, entry: Entry) -> Iterator[Finding]:
+        """What a commit borrows is there, and stays."""
+        save, lenders = entry.body["save"], entry.body.get("borrows", [])
+        for lender in lenders:
+            if lender not in self._parents or lender in self._bad or not self._needed_by(lender):
+                yield Finding("I12", entry.key, f"{save} borrows from {lender}, which is not there for good")
+        self._borrows[save] = lenders
+
+    def _needed_by(self, save: str) -> list[str]:
+        """The checkpoints that are not retired and need its bytes: itself, and those that borrow them."""
+        return [s for s, lenders in self._borrows.items() if save in (s, *lenders) and s not in self._retired]
+
+    def _purge(self, entry: Entry) -> Iterator[Finding]:
+        """No bytes go that a checkpoint needs, its own or others'."""
+        for save in entry.body["saves"]:
+            needs = self._needed_by(save)
+            if needs:
+                yield Finding("I13", entry.key, f"the bytes of {save} go, and {', '.join(needs)} need them")
+
     def _retire(self, entry: Entry) -> Iterator[Finding]:
         """Retention leaves what a start needs, and two verified ones to fall back to."""
         saves = set(entry.body["saves"])
-        if not self._ready:
+        if not self._ready and not self._closed:
             yield Finding("I14", entry.key, "retires while a generation is starting")
         if self._resume() in saves:
             yield Finding("I14", entry.key, f"retires the resume point {self._resume()}")

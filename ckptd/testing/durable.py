@@ -64,7 +64,7 @@ class Medium:
         match call.name:
             case "openat" if call.creates:
                 self.names[_at(folders[0], strings[0])] = _Name(_Bytes())
-            case "write" | "pwrite64" | "ftruncate":
+            case "write" | "pwrite64" | "fallocate" | "ftruncate":
                 written = self.names.get(folders[0])
                 if written is not None:
                     written.bytes.state = VOLATILE

@@ -1,7 +1,7 @@
 """A storage with a plan of faults around any other one.
 
     storage = FaultyStorage(MemoryStorage())
-    lost = storage.fail_after("put", "log/0000000000000003.json")   # it lands, the answer is lost
+    lost = storage.fail_after("put", "/0000000000000003.json")   # it lands, the answer is lost
     ...
     storage.assert_all_fired()
 
@@ -189,6 +189,9 @@ class FaultyReader:
         if buffer.nbytes:
             for damage in storage._damages(key, fresh=self._fresh):
                 damage.spoil(offset, buffer.cast("B"))
+
+    def paged(self) -> bool:
+        return self._inner.paged()
 
     def close(self) -> None:
         self._inner.close()

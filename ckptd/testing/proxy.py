@@ -1,7 +1,7 @@
 """A proxy with a plan of faults, in front of an S3 server or of the service.
 
     with Proxy("http://127.0.0.1:8333") as proxy:          # clients are pointed at proxy.url
-        lost = proxy.lose_answer("PUT", "log/0000000000000003.json")
+        lost = proxy.lose_answer("PUT", "/0000000000000003.json")
         ...
         proxy.assert_all_fired()
 

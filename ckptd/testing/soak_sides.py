@@ -9,8 +9,9 @@ import httpx
 from pydantic import BaseModel
 
 from ckptd import retaining
+from ckptd.collecting import Collected
 from ckptd.errors import CkptdError, Unavailable, describe, from_dict
-from ckptd.keeper import Collected, Keeper
+from ckptd.keeper import Keeper
 from ckptd.ledger import Ledger
 from ckptd.retaining import RetainAnswer, RetainRequest
 from ckptd.retention import Policy

@@ -29,7 +29,19 @@ from typing import Any
 from ckptd.errors import Unavailable
 
 CHANGING = (
-    *("openat", "write", "pwrite64", "fsync", "fdatasync", "linkat", "unlink", "unlinkat", "rename", "renameat"),
+    *(
+        "openat",
+        "write",
+        "pwrite64",
+        "fallocate",
+        "fsync",
+        "fdatasync",
+        "linkat",
+        "unlink",
+        "unlinkat",
+        "rename",
+        "renameat",
+    ),
     *("renameat2", "mkdir", "mkdirat", "rmdir", "ftruncate", "close"),
 )
 DEADLINE_SECONDS = 60.0

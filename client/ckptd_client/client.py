@@ -24,20 +24,17 @@ from ckptd.manifest import ContractValue
 from ckptd.wire import Heartbeat
 from ckptd_client.agreement import Store, agree
 from ckptd_client.contract import Contract
+from ckptd_client.gathering import Gatherer, State
 from ckptd_client.handle import Job, SaveHandle
 from ckptd_client.heartbeat import Heart
 from ckptd_client.incarnation import Identity, Incarnation
 from ckptd_client.loading import Found
 from ckptd_client.metrics import numbers
 from ckptd_client.patience import patiently
-from ckptd_client.saving import Saver
-from ckptd_client.snapshot import HostSnapshot
+from ckptd_client.saving import Saver, WhenBusy
 from ckptd_client.spool import open_spool, spool_folder
-from ckptd_client.state import flatten
-from ckptd_client.stateful import collect
 from ckptd_client.steps import Steps
-from ckptd_client.surroundings import job_name, place
-from ckptd_client.suspicion import optimizer_warnings, tell, weight_names
+from ckptd_client.surroundings import job_name, place, with_environment
 from ckptd_client.transport import Transport
 
 log = logging.getLogger("ckptd")
@@ -58,6 +55,12 @@ class CheckpointClient:
 
     `spool` (or CKPTD_SPOOL) is a folder on the local disk for saves that the storage does not take within
     `spool_patience_seconds`: at most `spool_saves` wait there, and training goes on. docs/AWAY.md.
+
+    `when_busy="skip"` leaves out a save without `wait` that comes while the one before is still running here. What
+    rank 0 leaves out, or with `per_rank` any rank, all leave out: it is `skipped` in handle and `counts`, no error.
+
+    `parallel`: all ranks hold `app_state` alike and each writes a part of it, so every rank must call `save`.
+    `incremental`: what has the bytes of an earlier checkpoint is not written again. docs/SAVING.md.
     """
 
     def __init__(
@@ -81,6 +84,9 @@ class CheckpointClient:
         spool: str | os.PathLike[str] | None = None,
         spool_saves: int = 2,
         spool_patience_seconds: float = 10.0,
+        when_busy: WhenBusy = "wait",
+        parallel: bool = False,
+        incremental: bool = True,
     ) -> None:
         self.run = layout.check_run(run)
         self.rank, self.world_size = place(rank, world_size)
@@ -102,8 +108,8 @@ class CheckpointClient:
         )
         self._spool_folder = spool_folder(spool or os.environ.get("CKPTD_SPOOL"))
         steps = Steps(self._transport, self._declare_ready)
-        self._saver = Saver(steps, spool_saves=spool_saves, patience_seconds=spool_patience_seconds)
-        self._snapshot = HostSnapshot()
+        self._gatherer = Gatherer(self._contract, divided=parallel, incremental=incremental)
+        self._saver = Saver(steps, self._gatherer.unchanged, spool_saves, spool_patience_seconds, when_busy)
         self._saves: Counter[tuple[int, bool]] = Counter()
         self._incarnation: Incarnation | None = None
         self._heart: Heart | None = None
@@ -115,17 +121,7 @@ class CheckpointClient:
     @classmethod
     def from_env(cls, **options: Any) -> Self:
         """The client that CKPTD_URL and CKPTD_RUN describe; `options` go before them."""
-        names = {"url": "CKPTD_URL", "run": "CKPTD_RUN"}
-        found = {name: os.environ[variable] for name, variable in names.items() if os.environ.get(variable)}
-        settings = {**found, **options}
-        missing = [names[name] for name in ("url", "run") if name not in settings]
-        if missing:
-            raise Invalid(
-                f"{' and '.join(missing)} is not set",
-                do="Set CKPTD_URL to the service or the storage, and CKPTD_RUN to the run's name.",
-                field=missing[0],
-            )
-        return cls(**settings)
+        return cls(**with_environment(options))
 
     @property
     def generation(self) -> int:
@@ -160,7 +156,7 @@ class CheckpointClient:
 
     @property
     def counts(self) -> dict[str, int]:
-        """How many saves of this client are queued, durable, failed, superseded; how many were spooled."""
+        """How many saves of this client are queued, durable, failed, superseded, skipped; how many were spooled."""
         return self._saver.tally.counts
 
     # Start.
@@ -181,10 +177,10 @@ class CheckpointClient:
     ) -> int:
         """Bring `app_state` to the latest checkpoint, in place, and return its step; 0 if the run is new.
 
-        Every rank. Objects with state_dict/load_state_dict are loaded, tensors copied into, plain values replaced in
-        the dict. `per_rank` is this rank's own state, left as it is if the world size changed. The contract is
-        compared first (`Invalid` with every refused field), every byte is verified, and all ranks vote before
-        anything is installed; on damage all of them go to the checkpoint before, together.
+        Every rank. Objects with state_dict/load_state_dict are loaded, tensors filled, plain values replaced in the
+        dict. `per_rank` is this rank's own, left as it is if the world size changed. What does not fit is `Invalid`
+        on all ranks, and no byte has changed. Then bytes are verified while they go straight into live tensors; on
+        damage all ranks load the checkpoint before over them. After an error end the process: docs/RESUME.md.
         """
         self.latest()
         step = self._started().restore(app_state, per_rank)
@@ -193,58 +189,57 @@ class CheckpointClient:
 
     # Save.
 
+    def prepare(self, app_state: State, *, per_rank: State | None = None) -> int:
+        """Make and touch the host buffer that a save of these needs, which else the first save does; its bytes.
+        Every rank, after `restore` or the first optimizer step: not before it has state. `Conflict` during a save."""
+        return self._gatherer.room(app_state, per_rank, self.rank, self.world_size)
+
     def save(
         self,
-        app_state: Mapping[str, object],
+        app_state: State,
         *,
         step: int,
         metrics: Mapping[str, float] | None = None,
-        per_rank: Mapping[str, object] | None = None,
+        per_rank: State | None = None,
         wait: bool = False,
     ) -> SaveHandle:
         """Save the state as it is now; returns once the values are copied, and writes in the background.
 
-        Every rank may call it, and with `per_rank` (this rank's own small state) every rank must. Without, rank 0
-        alone will do. No rank waits for another here. If the save before is still running, it is waited for; if it
-        failed, its error is raised here and this save is not made. With a spool only its bytes are waited for, and
-        an outage is no error. `wait` returns when it is durable.
+        Every rank may call it, and with `per_rank` (this rank's own small state) or `parallel` every rank must; else
+        rank 0 alone will do. No rank waits for another here. If the save before is still running, it is waited for,
+        or this one is skipped (`when_busy`); if it failed, its error is raised here and this save is not made. With a
+        spool only its bytes are waited for, and an outage is no error. `wait` returns when it is durable.
         """
         layout.check_step(step)
         generation = self.generation
         if self._closed:
             raise Invalid("this client is closed", do="Save before close().")
-        self._saver.make_room(self._save_deadline_seconds)
+        skip = self._saver.skips and not wait
+        if not skip:
+            self._saver.make_room(self._save_deadline_seconds)
         if self._heart is not None:
             self._heart.check()
-        checked = numbers(metrics or {})
-        everyone = per_rank is not None and self.world_size > 1
+        everyone = (per_rank is not None or self._gatherer.divided) and self.world_size > 1
         self._saves[step, everyone] += 1
         save = layout.save_id(generation, step, all_ranks=everyone, count=self._saves[step, everyone])
-        handle, state = SaveHandle(save, step, self._saver.tally), collect(app_state) if self.rank == 0 else None
-        if state is not None:
-            handle.warnings += tell(optimizer_warnings(app_state, state, step), step)
-        shared = flatten(state, "shared") if state is not None else None
-        own = flatten(collect(per_rank, "per_rank"), "rank", root="per_rank") if per_rank is not None else None
-        flats = [flat for flat in (shared, own) if flat is not None]
         job = Job(
-            handle=handle,
+            handle=SaveHandle(save, step, self._saver.tally),
             run=self.run,
             generation=generation,
             rank=self.rank,
             world=self.world_size,
             writers=self.world_size if everyone else 1,
             deadline_seconds=self._save_deadline_seconds,
-            captured=self._snapshot.capture(flats) if flats else None,
-            shared=shared.tree if shared is not None else None,
-            per_rank=own.tree if own is not None else None,
-            metrics=checked,
-            contract=self._contract.fields(app_state, per_rank, self.world_size) if self.rank == 0 else {},
-            weights=weight_names(app_state, "shared"),
+            metrics=numbers(metrics or {}),
         )
-        self._saver.submit(job)
+        if skip:
+            self._saver.skip(job)
+            return job.handle
+        self._saver.submit(self._gatherer.gather(job, app_state, per_rank), copying=wait)
         if wait:
             self._saver.settle(self._save_deadline_seconds)
-        return handle
+            job.handle.wait(0.0)
+        return job.handle
 
     def wait(self) -> None:
         """Return once what was saved is durable; raise what made it fail, or what is not durable at the deadline."""

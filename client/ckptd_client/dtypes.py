@@ -10,13 +10,14 @@ from __future__ import annotations
 import re
 import warnings
 from functools import lru_cache
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
 from pydantic import JsonValue
 
 MAX_DIMENSIONS = 64
+MAX_SIZE = 2**63
 MAX_FIELD_DEPTH = 8
 
 # Every dtype this torch has, by name. `torch.float` and the like are second names of the same dtype.
@@ -120,6 +121,7 @@ def shape_of(shape: JsonValue) -> tuple[int, ...]:
     """A shape that may come from a stranger. `ValueError` for anything but a list of sizes."""
     if not isinstance(shape, list) or len(shape) > MAX_DIMENSIONS:
         raise ValueError(f"not a shape: {str(shape)[:80]}")
-    if not all(type(n) is int and 0 <= n < 2**63 for n in shape):
-        raise ValueError(f"not a shape: {str(shape)[:80]}")
-    return tuple(n for n in shape if isinstance(n, int))
+    for n in shape:  # a loop, as there may be a hundred thousand shapes
+        if type(n) is not int or not 0 <= n < MAX_SIZE:
+            raise ValueError(f"not a shape: {str(shape)[:80]}")
+    return tuple(cast("list[int]", shape))

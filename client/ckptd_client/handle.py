@@ -10,12 +10,14 @@ from typing import Literal
 
 from pydantic import JsonValue
 
-from ckptd.errors import Unavailable
+from ckptd.errors import Unavailable, describe
 from ckptd.failpoints import failpoint
 from ckptd.manifest import ContractValue
 from ckptd_client.snapshot import Captured
 
-Status = Literal["queued", "unknown", "durable", "failed"]
+Status = Literal["queued", "unknown", "durable", "failed", "skipped"]
+Outcome = Literal["durable", "failed", "superseded", "skipped"]
+SKIPPED = "is skipped, because the save before is still running"  # what all ranks know such a save by
 
 
 class Tally:
@@ -28,10 +30,11 @@ class Tally:
 
     @property
     def counts(self) -> dict[str, int]:
-        """Each save is `queued` (its outcome is open), `durable`, `failed` or `superseded`; those of which the bytes
-        went through the spool are counted as `spooled` besides."""
+        """Each save is `queued` (its outcome is open), `durable`, `failed`, `superseded` or `skipped`; those of which
+        the bytes went through the spool are counted as `spooled` besides."""
+        names = ("queued", "durable", "failed", "superseded", "skipped", "spooled")
         with self._lock:
-            return {name: self._counts[name] for name in ("queued", "durable", "failed", "superseded", "spooled")}
+            return {name: self._counts[name] for name in names}
 
     @property
     def durable_step(self) -> int | None:
@@ -51,7 +54,7 @@ class Tally:
         with self._lock:
             self._counts["spooled"] += 1
 
-    def end(self, step: int, outcome: Literal["durable", "failed", "superseded"]) -> None:
+    def end(self, step: int, outcome: Outcome) -> None:
         with self._lock:
             self._counts["queued"] -= 1
             self._counts[outcome] += 1
@@ -61,8 +64,9 @@ class Tally:
 
 
 class SaveHandle:
-    """What became of one save: `queued`, then `durable` or `failed`; `unknown` while nobody can say whether its
-    commit landed and its deadline has passed, which is found out in the background."""
+    """What became of one save: `queued`, then `durable`, `failed`, or `skipped` if this rank or another was busy with
+    the one before; `unknown` while nobody can say whether its commit landed and its deadline has passed, which is
+    found out in the background."""
 
     def __init__(self, save: str, step: int, tally: Tally | None = None) -> None:
         self.save = save
@@ -85,6 +89,11 @@ class SaveHandle:
     def over(self) -> bool:
         """Whether the outcome is known, or will never be."""
         return self._over.is_set()
+
+    @property
+    def became_durable(self) -> bool | None:
+        """None while that is open."""
+        return self._status == "durable" if self.over else None
 
     def wait(self, timeout_seconds: float | None = None) -> SaveHandle:
         """Return once the save is durable; raise what made it fail. `Unavailable` past the timeout.
@@ -114,11 +123,14 @@ class SaveHandle:
         self._news.set()
 
     def finish(self, error: BaseException | None = None, *, superseded: bool = False) -> bool:
-        """The outcome, told once; whether this call was the one."""
+        """The outcome, told once; whether this call was the one. No later call raises for a save that was skipped, on
+        whichever rank: who wants to know looks at the handle."""
+        skipped = error is not None and SKIPPED in describe(error)
         with self._lock:
             if self._over.is_set():
                 return False
-            self._status, self.error = ("durable" if error is None else "failed"), error
+            self._status, self.error = ("durable" if error is None else "skipped" if skipped else "failed"), error
+            self.told = self.told or skipped
             self.superseded = superseded
             self._tally.end(self.step, "superseded" if superseded else self._status)
             self._over.set()
@@ -147,9 +159,10 @@ class Job:
     world: int
     writers: int
     deadline_seconds: float
-    captured: Captured | None
+    captured: Captured | None = None
     shared: JsonValue = None
     per_rank: JsonValue = None
+    form: str = ""  # what the shared state consists of, if all ranks write a part of it
     metrics: dict[str, float] = field(default_factory=dict)
     contract: dict[str, ContractValue] = field(default_factory=dict)
     weights: tuple[str, ...] = ()

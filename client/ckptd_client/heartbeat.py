@@ -52,11 +52,14 @@ class Heart:
                     run=self._transport.run,
                 )
                 return
-            if answer.rolled_back:
+            if answer.ended:
+                closed = answer.ended == "closed"
                 self._fenced = Fenced(
-                    f"run {self._transport.run} was rolled back, which ended generation {answer.generation}:"
+                    f"run {self._transport.run} was {answer.ended}, which ended generation {answer.generation}:"
                     " nothing that this process saves counts any more",
-                    do="Stop this process; its restart resumes from the checkpoint that was chosen.",
+                    do="Stop this process; `ckptd reopen` lets the run go on."
+                    if closed
+                    else "Stop this process; its restart resumes from the checkpoint that was chosen.",
                     run=self._transport.run,
                 )
                 return

@@ -1,9 +1,9 @@
 """One start of the job, as its ranks live it together: one answer, one vote, one "ready".
 
-Rank 0 begins a generation; the others join it; all compare what they hold. All load and vote: if every rank has the
-state, they install it and rank 0 declares the generation ready. If one could not read it, rank 0 hands in what was
-found and begins a new generation as the fallback of this one. The answer never moves inside a generation, so no two
-ranks can hold different steps.
+Rank 0 begins a generation; the others join it; all compare what they hold. All look whether the checkpoint fits, and
+vote; all read it, and vote: if every rank has the state, they install it and rank 0 declares the generation ready. If
+one could not read it, rank 0 hands in what was found and begins a new generation as the fallback of this one. The
+answer never moves inside a generation, so no two ranks can hold different steps.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ import json
 import logging
 import socket
 import time
+from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,23 +21,23 @@ from ckptd.errors import (
     CkptdError,
     Corrupt,
     InUse,
-    Invalid,
     NotInitialised,
     Unreachable,
     describe,
     from_dict,
 )
-from ckptd.reading import damage_of
 from ckptd.records import Damage, Observer
 from ckptd.second import this_process
 from ckptd.wire import Answer, BeginRequest, DamageReport, OpenRequest
-from ckptd_client import fitting
 from ckptd_client.agreement import Agreement
+from ckptd_client.bounded import uncollected
 from ckptd_client.contract import Contract, check_one_contract
-from ckptd_client.fitting import Live
-from ckptd_client.loading import Found, State
+from ckptd_client.fitting import Fitting, Live, tell_about_per_rank
+from ckptd_client.loading import Found
 from ckptd_client.patience import patiently
+from ckptd_client.sharing import Sharing, group_of
 from ckptd_client.transport import Transport
+from ckptd_client.voting import foreign, tried, vote
 
 log = logging.getLogger("ckptd")
 MAX_FALLBACKS = 3
@@ -108,7 +110,7 @@ class Incarnation:
                 self._check_same_storage(answer.storage_uuid)
                 self._agreement.say(name, f"begun {answer.storage_uuid}")
             else:
-                answer = self._join(self._agreement.hear(name), fallback_of)
+                answer = self._follow(self._agreement.hear(name), fallback_of)
         except CkptdError as caught:
             error = caught
             if self.who.rank == 0:
@@ -120,7 +122,13 @@ class Incarnation:
             raise Unreachable(f"the ranks hold different answers: {ballots}", run=self._transport.run)
         self.found = None
         if answer.checkpoint is not None:
-            self.found = Found(answer, answer.checkpoint, self._transport, self.who.rank)
+            self.found = Found(
+                answer,
+                answer.checkpoint,
+                self._transport,
+                self.who.rank,
+                deadline_seconds=self.who.deadline_seconds,
+            )
         return answer
 
     def _begin(self, fallback_of: int | None) -> Answer:
@@ -145,7 +153,7 @@ class Incarnation:
                     told = True
             time.sleep(RETRY_SECONDS)
 
-    def _join(self, word: str, fallback_of: int | None) -> Answer | None:
+    def _follow(self, word: str, fallback_of: int | None) -> Answer | None:
         """Another rank: the answer that rank 0 got. None if it got none; it votes with the reason."""
         begun, _, uuid = word.partition(" ")
         if begun != "begun":
@@ -165,55 +173,82 @@ class Incarnation:
     # One vote.
 
     def _load_together(self, app_state: Live, per_rank: Live | None, reasons: list[str]) -> bool | None:
-        """Load, vote, install: None. When some rank found damage nothing is installed, and the answer is whether
-        another one may be asked for: a generation that is ready has no fallback."""
+        """Compare, vote, read, vote, install, vote: None. When some rank found damage nothing is installed, and the
+        answer is whether another one may be asked for: a generation that is ready has no fallback."""
         self._restores += 1
-        loaded: tuple[State, State | None] | None = None
-        error: CkptdError | None = None
-        reader, contract = this_process().model_dump(), self._contract.given
-        ballot: dict[str, Any] = {"reader": reader, "ready": self._ready, "contract": contract}
-        try:
-            loaded = patiently(lambda: self._load(app_state, per_rank), self.who.deadline_seconds)
-        except Corrupt as caught:
-            damage = damage_of(caught)
-            if damage is not None:
-                ballot["damage"] = damage.model_dump()
-            else:
-                error = caught
-        except CkptdError as caught:
-            error = caught
-        except Exception as caught:  # noqa: BLE001 - a state_dict of the user's may raise anything
-            error = _foreign("the checkpoint could not be loaded", caught)
-        ballots = self._vote(f"loaded/{self._restores}", ballot, error)
-        check_one_contract([ballot["contract"] for ballot in ballots])
-        failed = [(rank, b) for rank, b in enumerate(ballots) if "damage" in b]
-        if failed and self.found is not None:
-            reasons += [f"step {self.found.step} ({self.found.save}), rank {rank}: {_why(b)}" for rank, b in failed]
-            if self.who.rank == 0:
-                self._hand_in(self.found, failed)
-            return not ballots[0]["ready"]  # rank 0 knows: a save by hand may have declared it
-        if loaded is not None:
-            self._install_together(app_state, per_rank, *loaded)
+        give_up_at = time.monotonic() + self.who.deadline_seconds
+        fitted: list[Fitting] = []
+        with ExitStack() as stack:
+
+            def compare() -> None:
+                if self.found is not None:
+                    fitting = patiently(lambda: self._fit(app_state, per_rank, give_up_at), self.who.deadline_seconds)
+                    fitted.append(fitting)
+                    stack.callback(fitting.sharing.close)
+                    ballot["share"] = fitting.sharing.offer(give_up_at)
+
+            ballot: dict[str, Any] = {}
+            ballots = self._try("fitting", ballot, compare)
+            check_one_contract([ballot["contract"] for ballot in ballots])
+            if self._found_damage(ballots, reasons):
+                return not ballots[0]["ready"]  # rank 0 knows: a save by hand may have declared it
+            if not fitted:
+                return None
+            (fitting,) = fitted
+            together = self._join(fitting.sharing, [ballot["share"] for ballot in ballots])
+            ballots = self._try("loaded", {}, lambda: fitting.sharing.read(together, give_up_at))
+        if self._found_damage(ballots, reasons):
+            return not ballots[0]["ready"]
+        stopped = [rank for rank, ballot in enumerate(ballots) if ballot.get("stopped")]
+        if stopped:
+            raise Unreachable(f"ranks {stopped} stopped reading for no reason that another one told")
+        self._install_together(fitting, per_rank)
         return None
 
-    def _load(self, app_state: Live, per_rank: Live | None) -> tuple[State, State | None] | None:
-        if self.found is None:
-            return None
-        return fitting.load(self.found, self._contract, app_state, per_rank, logs=self.who.rank == 0)
+    def _fit(self, app_state: Live, per_rank: Live | None, give_up_at: float) -> Fitting:
+        assert self.found is not None
+        rank = self.who.rank
+        with uncollected():
+            return Fitting(self.found, self._contract, app_state, per_rank, give_up_at, rank=rank, logs=rank == 0)
 
-    def _install_together(self, app_state: Live, per_rank: Live | None, shared: State, own: State | None) -> None:
+    def _try(self, name: str, ballot: dict[str, Any], step: Callable[[], None]) -> list[dict[str, Any]]:
+        """One step of a load, and the vote on it."""
+        ballot |= {"reader": this_process().model_dump(), "ready": self._ready, "contract": self._contract.given}
+        error = tried(step, ballot)
+        return self._vote(f"{name}/{self._restores}", ballot, error)
+
+    def _found_damage(self, ballots: list[dict[str, Any]], reasons: list[str]) -> bool:
+        failed = [(rank, b) for rank, b in enumerate(ballots) if "damage" in b]
+        if not failed or self.found is None:
+            return False
+        reasons += [f"step {self.found.step} ({self.found.save}), rank {rank}: {_why(b)}" for rank, b in failed]
+        if self.who.rank == 0:
+            self._hand_in(self.found, failed)
+        return True
+
+    def _join(self, sharing: Sharing, offers: list[dict[str, Any] | None]) -> bool:
+        """Whether this rank reads together with others of its node. Asked only where some ranks could."""
+        groups = [group_of(rank, offers) for rank in range(self.who.world)]
+        if not any(len(group) > 1 for group in groups):
+            return False
+        ballots = self._vote(f"sharing/{self._restores}", {"joined": sharing.join(offers)}, None)
+        group = groups[self.who.rank]
+        return len(group) > 1 and all(ballots[rank]["joined"] for rank in group)
+
+    def _install_together(self, fitting: Fitting, per_rank: Live | None) -> None:
         """Nobody trains before all have installed: a rank that fails half-way takes the others with it."""
         error: CkptdError | None = None
         try:
-            fitting.put_in(app_state, per_rank, shared, own)
-            self.per_rank_restored = own is not None
+            with uncollected():
+                fitting.put_in()
+            self.per_rank_restored = fitting.has_own
         except CkptdError as caught:
             error = caught
         except Exception as caught:  # noqa: BLE001 - whatever a load_state_dict raises goes to all ranks
-            error = _foreign("load_state_dict failed", caught)
+            error = foreign("load_state_dict failed", caught)
         self._vote(f"installed/{self._restores}", {}, error)
-        if self.found is not None and per_rank is not None and own is None and self.who.rank == 0:
-            fitting.tell_about_per_rank(self.found)
+        if self.found is not None and per_rank is not None and not fitting.has_own and self.who.rank == 0:
+            tell_about_per_rank(self.found)
 
     def _hand_in(self, found: Found, failed: list[tuple[int, dict[str, Any]]]) -> None:
         """Rank 0 reports what the ranks found. What no second reading confirms is tried once more."""
@@ -246,30 +281,7 @@ class Incarnation:
         self._agreement.say(name, "")
 
     def _vote(self, name: str, ballot: dict[str, Any], error: CkptdError | None) -> list[dict[str, Any]]:
-        """All ranks' ballots. Raises on every rank if any has an error: its own, or the other's with its rank."""
-        mine = {**ballot, "error": error.to_dict()} if error is not None else ballot
-        try:
-            votes = self._agreement.vote(name, json.dumps(mine, default=str))
-        except CkptdError as lost:
-            if error is None:
-                raise
-            error.add_note(f"and not all ranks could be told: {describe(lost)}")
-            raise error from lost
-        if error is not None:
-            raise error
-        ballots: list[dict[str, Any]] = [json.loads(vote) for vote in votes]
-        for rank, other in enumerate(ballots):
-            if "error" in other:
-                failure = dict(other["error"])
-                raise from_dict({**failure, "message": f"rank {rank}: {failure['message']}"})
-        return ballots
-
-
-def _foreign(what: str, error: Exception) -> Invalid:
-    """An error that is not one of ours, in a form that can be told to the other ranks."""
-    told = Invalid(f"{what}: {describe(error)}", do="See the error above this one.")
-    told.__cause__ = error
-    return told
+        return vote(self._agreement, name, ballot, error)
 
 
 def _why(ballot: dict[str, Any]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import random
 from collections.abc import Callable
 from functools import partial
 from typing import TypeVar
@@ -22,6 +23,7 @@ from ckptd.errors import NotInitialised, Unavailable, Unreachable, describe
 log = logging.getLogger("ckptd")
 T = TypeVar("T")
 FIRST_SECONDS, LAST_SECONDS, JITTER_SECONDS = 0.1, 2.0, 0.1
+MAX_RETRY_AFTER_SECONDS = 30.0
 
 
 def again(call: Callable[[], T], *, seconds: float, tries: int | None = None, level: int = logging.INFO) -> T:
@@ -32,11 +34,10 @@ def again(call: Callable[[], T], *, seconds: float, tries: int | None = None, le
         if tries is None
         else stop_any(stop_before_delay(seconds), stop_after_attempt(tries))
     )
-    wait = wait_exponential_jitter(multiplier=FIRST_SECONDS, max=LAST_SECONDS, jitter=JITTER_SECONDS)
     retrying = Retrying(
         retry=retry_if_exception(_passes),
         stop=stop,
-        wait=wait,
+        wait=_pause,
         before_sleep=partial(_now_and_then, level),
         reraise=True,
     )
@@ -51,6 +52,18 @@ def patiently(call: Callable[[], T], deadline_seconds: float) -> T:
         raise
     except Unavailable as error:
         raise Unreachable(error.message, **error.fields) from error
+
+
+_own_pause = wait_exponential_jitter(multiplier=FIRST_SECONDS, max=LAST_SECONDS, jitter=JITTER_SECONDS)
+
+
+def _pause(state: RetryCallState) -> float:
+    """As long as the service asked for, and up to as long again, for it asks that of thousands of ranks at once."""
+    error = state.outcome.exception() if state.outcome is not None else None
+    asked = error.fields.get("retry_after_seconds", 0) if isinstance(error, Unavailable) else 0
+    if asked:
+        return min(float(asked), MAX_RETRY_AFTER_SECONDS) * random.uniform(1.0, 2.0)
+    return _own_pause(state)
 
 
 def _passes(error: BaseException) -> bool:

@@ -2,7 +2,7 @@
 
 A file is 8 bytes of header length, a JSON header padded with spaces so that data starts at a 4096-byte boundary,
 and the tensors without gaps. Dtypes the format has no name for lie in it as plain bytes; the state
-tree knows the true one. Nothing is handed out before every byte was checked against its committed digest.
+tree knows the true one. `chunks` reads them.
 """
 
 from __future__ import annotations
@@ -12,12 +12,9 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Any, NoReturn
 
-import torch
-
 from ckptd.digests import CHUNK_BYTES, chunk_count, chunk_digest
 from ckptd.errors import Corrupt, Invalid
 from ckptd.manifest import ObjectRef
-from ckptd.reading import read_verified
 from ckptd.storage.base import Storage
 from ckptd_client.dtypes import FILE_ITEM_BYTES, file_dtype, shape_of
 from ckptd_client.snapshot import Captured, Entry
@@ -26,19 +23,20 @@ LENGTH_BYTES = 8
 DATA_ALIGNMENT_BYTES = 4096
 MAX_HEADER_BYTES = 100_000_000  # what the public readers of the format accept
 METADATA = "__metadata__"
+_quoted = json.JSONEncoder(ensure_ascii=False).encode  # one call per name: json.dumps makes an encoder each time
 
 
 def header_bytes(entries: Sequence[Entry]) -> bytes:
     """Everything in the file before its data. `Invalid` when there are more names than the format can hold."""
-    header: dict[str, Any] = {METADATA: {"format": "pt"}}
-    for entry in entries:
-        dtype = file_dtype(entry.dtype)
-        header[entry.name] = {
-            "dtype": dtype or "U8",
-            "shape": entry.shape if dtype else (entry.nbytes,),
-            "data_offsets": (entry.offset, entry.offset + entry.nbytes),
-        }
-    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    pieces = [f'{{"{METADATA}":{{"format":"pt"}}']
+    for name, dtype, shape, offset, nbytes in entries:
+        known = file_dtype(dtype)
+        lengths = ",".join(map(str, shape)) if known else nbytes
+        pieces.append(
+            f',{_quoted(name)}:{{"dtype":"{known or "U8"}","shape":[{lengths}],'
+            f'"data_offsets":[{offset},{offset + nbytes}]}}'
+        )
+    text = "".join((*pieces, "}")).encode()
     text += b" " * (-(LENGTH_BYTES + len(text)) % DATA_ALIGNMENT_BYTES)
     if len(text) > MAX_HEADER_BYTES:
         raise Invalid(
@@ -50,13 +48,16 @@ def header_bytes(entries: Sequence[Entry]) -> bytes:
 
 class PayloadFile:
     """The bytes of a file in order, as views of header and data. A full pass leaves its digests in `digests`;
-    a storage that has to send again may pass once more."""
+    a storage that has to send again may pass once more. A pass may begin before the bytes are captured."""
 
-    def __init__(self, header: bytes, data: memoryview, chunk_bytes: int) -> None:
-        self.header = memoryview(header)
-        self.data = data
+    def __init__(self, captured: Captured, chunk_bytes: int, count: int | None = None) -> None:
+        """`count`: only the first so many tensors."""
+        entries = captured.entries[:count]
+        end = entries[-1].offset + entries[-1].nbytes if entries else 0
+        self.header = memoryview(header_bytes(entries))
+        self.data, self._until = captured.region[:end], captured.until
         self.chunk_bytes = chunk_bytes
-        self.size = len(header) + data.nbytes
+        self.size = self.header.nbytes + self.data.nbytes
         self.digests: list[str] = []
 
     def __iter__(self) -> Iterator[memoryview]:
@@ -71,51 +72,38 @@ class PayloadFile:
         if start < split:
             yield self.header[start : min(end, split)]
         if end > split:
+            self._until(end - split)
             yield self.data[max(start, split) - split : end - split]
 
 
-def write(storage: Storage, key: str, captured: Captured, *, chunk_bytes: int = CHUNK_BYTES) -> ObjectRef:
-    """Write one payload object and say what its bytes are. Called by a writer, on its save thread; copies nothing.
+def write(
+    storage: Storage, key: str, captured: Captured, *, count: int | None = None, chunk_bytes: int = CHUNK_BYTES
+) -> ObjectRef:
+    """Write one payload object, of all that was captured or of the first `count` tensors, and say what its bytes are.
+    Called by a writer, on its save thread; copies nothing.
 
     Errors are the storage's own. The caller releases `captured`.
     """
-    file = PayloadFile(header_bytes(captured.entries), captured.data, chunk_bytes)
+    file = PayloadFile(captured, chunk_bytes, count)
     storage.put(key, file, file.size)
     if len(file.digests) != chunk_count(file.size, chunk_bytes):
         raise Corrupt(f"the storage took only a part of the {file.size} bytes of {key}", object=key)
     return ObjectRef(key=key, size=file.size, chunk_bytes=chunk_bytes, chunks=tuple(file.digests))
 
 
-def read(storage: Storage, ref: ObjectRef) -> dict[str, torch.Tensor]:
-    """The bytes of every tensor of one object, each flat uint8, for `state.unflatten`. Any thread.
-
-    Takes one buffer of the object's size; the tensors are views of it and share no storage with each other.
-    `Corrupt` for any byte that is not the committed one, and for a header that does not describe its data.
-    """
-    buffer = torch.empty(ref.size, dtype=torch.uint8).numpy()
-    read_verified(storage, ref, buffer.data)
-    start, spans = parse_header(buffer.data, ref.key)
-    return {
-        name: torch.frombuffer(buffer, dtype=torch.uint8, count=end - begin, offset=start + begin)
-        if end > begin
-        else torch.empty(0, dtype=torch.uint8)
-        for name, (begin, end) in spans.items()
-    }
-
-
-def parse_header(file: memoryview, key: str) -> tuple[int, dict[str, tuple[int, int]]]:
+def parse_header(file: memoryview, key: str, *, size: int | None = None) -> tuple[int, dict[str, tuple[int, int]]]:
     """Where data starts in `file`, and the span of each tensor in it. `Corrupt` unless the spans cover the data
-    exactly, without holes or overlaps, and fit dtype and shape."""
+    exactly, without holes or overlaps, and fit dtype and shape. `file` may be a beginning of `size` bytes."""
     start, header = _header(file, key)
     header.pop(METADATA, None)
     spans = {name: _span(entry, name, key) for name, entry in header.items()}
-    covered = 0
+    covered, data_bytes = 0, (file.nbytes if size is None else size) - start
     for name, (begin, end) in sorted(spans.items(), key=lambda item: item[1]):
         if begin != covered:
             _broken(key, f"tensor {name[:200]!r} starts at {begin}, expected {covered}")
         covered = end
-    if covered != file.nbytes - start:
-        _broken(key, f"its tensors cover {covered} bytes of {file.nbytes - start}")
+    if covered != data_bytes:
+        _broken(key, f"its tensors cover {covered} bytes of {data_bytes}")
     return start, spans
 
 
@@ -143,11 +131,14 @@ def _no_name_twice(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _span(entry: Any, name: str, key: str) -> tuple[int, int]:
-    match entry:
-        case {"dtype": str(dtype), "shape": shape, "data_offsets": [int(begin), int(end)]} if len(entry) == 3:
-            item_bytes = FILE_ITEM_BYTES.get(dtype)
-        case _:
-            _broken(key, f"tensor {name[:200]!r} is described in an unknown form")
+    try:
+        dtype, shape, (begin, end) = entry["dtype"], entry["shape"], entry["data_offsets"]
+        known = len(entry) == 3 and type(begin) is int and type(end) is int and type(dtype) is str
+    except (TypeError, KeyError, ValueError):
+        known = False
+    if not known:
+        _broken(key, f"tensor {name[:200]!r} is described in an unknown form")
+    item_bytes = FILE_ITEM_BYTES.get(dtype)
     if item_bytes is None:
         _broken(key, f"tensor {name[:200]!r} has unknown dtype {dtype[:40]!r}")
     try:

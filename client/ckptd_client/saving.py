@@ -11,17 +11,20 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from typing import Literal
 
-from ckptd.errors import Conflict, Invalid, Unavailable, describe
+from ckptd.errors import Conflict, Invalid, SaveOff, Unavailable, describe
 from ckptd.manifest import ObjectRef
 from ckptd_client.course import Item
-from ckptd_client.handle import Job, SaveHandle, Tally
+from ckptd_client.handle import SKIPPED, Job, SaveHandle, Tally
 from ckptd_client.spool import Spool
 from ckptd_client.steps import Steps, ending, not_committed, not_known
 from ckptd_client.suspicion import WeightsWatch
+from ckptd_client.unchanged import Unchanged
 from ckptd_client.uploading import Uploader
 
 log = logging.getLogger("ckptd")
+WhenBusy = Literal["wait", "skip"]
 RETRY_SECONDS = 1.0
 SLACK_SECONDS = 60.0  # a save ends by its own deadline, and knows the reason: the caller waits that much longer
 
@@ -42,13 +45,19 @@ class _Capture:
 class Saver:
     """`submit`, `make_room` and `settle` are for the training thread. `spool` is set before the first save."""
 
-    def __init__(self, steps: Steps, *, spool_saves: int, patience_seconds: float) -> None:
+    def __init__(
+        self, steps: Steps, unchanged: Unchanged, spool_saves: int, patience_seconds: float, when_busy: WhenBusy
+    ) -> None:
         if spool_saves < 1:
             raise Invalid(f"spool_saves is {spool_saves!r}: expected at least 1", field="spool_saves")
+        if when_busy not in ("wait", "skip"):
+            raise Invalid(f"when_busy is {when_busy!r}: expected 'wait' or 'skip'", field="when_busy")
+        self._when_busy = when_busy
         self.tally = Tally()
         self.watch = WeightsWatch()
         self.spool: Spool | None = None
         self._steps = steps
+        self._unchanged = unchanged
         self._patience_seconds = patience_seconds
         self._uploader = Uploader(steps, self.tally, waiting=spool_saves, patience_seconds=patience_seconds)
         self._thread: threading.Thread | None = None
@@ -56,8 +65,27 @@ class Saver:
         self._open: list[SaveHandle] = []
         self._capture: _Capture | None = None
 
-    def submit(self, job: Job) -> SaveHandle:
-        """Start a save. Call `make_room` before: one buffer is in use at a time."""
+    def submit(self, job: Job, *, copying: bool = False) -> SaveHandle:
+        """Copy what a save consists of, and start it; with `copying` it starts first, and writes what is there while
+        the rest is being copied. An error of the copy is raised here; a save that has started fails of it, too. Call
+        `make_room` before: one buffer is in use at a time."""
+        if copying:
+            self._start(job)
+        try:
+            if job.captured is not None:
+                job.captured.fill()
+        except BaseException:
+            if copying:
+                job.handle.join(job.deadline_seconds + SLACK_SECONDS)
+                job.handle.told = True
+            elif job.captured is not None:
+                job.captured.release()
+            raise
+        if not copying:
+            self._start(job)
+        return job.handle
+
+    def _start(self, job: Job) -> None:
         self.tally.begin()
         self._last = job.handle
         log.info("save of step %d queued (%s)", job.handle.step, job.handle.save)
@@ -70,7 +98,24 @@ class Saver:
             self._capture = _Capture(job)
             self._thread = threading.Thread(target=self._secure, args=(self._capture,), name="ckptd-save")
         self._thread.start()
-        return job.handle
+
+    @property
+    def skips(self) -> bool:
+        """Whether the next save is to be skipped: `make_room` would wait, and that is not wanted."""
+        if self._when_busy == "wait":
+            return False
+        if self.spool is None:
+            return self._last is not None and self._last.status == "queued"
+        return self._capture is not None and not self._capture.safe.is_set()
+
+    def skip(self, job: Job) -> None:
+        """This rank does not make this save. Whoever waits for its share in it, or its commit, is told at once."""
+        error = SaveOff(f"save of step {job.handle.step} {SKIPPED}", save=job.handle.save)
+        self.tally.begin()
+        job.handle.finish(error)
+        log.info("%s (%s)", error.message, job.handle.save)
+        if job.world > 1 and (job.rank == 0 or job.writers > 1):
+            self._uploader.owe(job, error)
 
     def make_room(self, deadline_seconds: float) -> None:
         """Wait until the next save may be captured, and raise what the caller has to know before.
@@ -99,6 +144,7 @@ class Saver:
         """Wait until everything is durable, and raise what made it fail unless the caller knows already."""
         if self.spool is None:
             self._settle_last(deadline_seconds)
+            self._uploader.flush()
             return
         give_up_at = time.monotonic() + deadline_seconds
         late = [handle for handle in self._open if not handle.join(max(0.0, give_up_at - time.monotonic()))]
@@ -211,7 +257,10 @@ class Saver:
         """Payload, then the part manifest that says it is whole."""
         if job.captured is None:
             return
-        self._steps.put_part(job, self._steps.write_payload(job, seconds=job.left_seconds))
+        look = self._unchanged.look(job.handle.save, job.captured)
+        ref = self._steps.write_payload(job, seconds=job.left_seconds, count=look.count)
+        self._steps.put_part(job, ref, look.borrowed)
+        self._unchanged.wrote(look, ref, job.captured, lambda: job.handle.became_durable)
         if job.rank == 0:
             self.watch.look(job.captured, job.weights, job.handle.step, job.handle.warnings)
 

@@ -83,7 +83,11 @@ def _problem(answer: httpx.Response) -> CkptdError:
         except ValueError:
             return _not_ours(answer)
         if isinstance(problem, dict) and isinstance(problem.get("code"), str):
-            return from_dict({**problem, "message": problem.get("detail")})
+            error = from_dict({**problem, "message": problem.get("detail")})
+            after = answer.headers.get("Retry-After", "")
+            if isinstance(error, Unavailable) and after.isdecimal():
+                error.fields["retry_after_seconds"] = int(after[:6])
+            return error
     return _not_ours(answer)
 
 

@@ -6,26 +6,32 @@ touched before is several times faster to fill than memory fresh from the kernel
 
 from __future__ import annotations
 
+import logging
+import mmap
 import threading
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping
 from types import TracebackType
-from typing import Any, Self
+from typing import NamedTuple, Self
 
 import numpy as np
 import torch
 from pydantic import JsonValue
 
 from ckptd.errors import Conflict, Invalid
+from ckptd_client.packing import Source, pack
 from ckptd_client.state import Flat, TensorSource
 
-PAGE_BYTES = 4096
-# Bits are copied as integers of the same size: exact for every dtype, also those without arithmetic.
-_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+HUGE_PAGE_BYTES = 2 << 20
+FILL_SECONDS = 600.0  # a copy that takes longer hangs, and the save that waits for it fails
+MADV_WIPEONFORK = 18  # of Linux since 4.14; mmap does not name it
+
+PADDING = "padding"  # names of tensors begin with the word for their state and a slash
+_ZEROS = np.zeros(256, np.uint8)
+
+log = logging.getLogger("ckptd")
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
+class Entry(NamedTuple):
     """One tensor in the data region: `nbytes` at `offset`."""
 
     name: str
@@ -37,26 +43,78 @@ class Entry:
 
 class Captured:
     """What one save holds: the tensors' bytes, packed without gaps, and where each lies. The bytes stay as they
-    are until `release`, which any thread may call, once the save is over, whatever its outcome."""
+    are until `release`, which any thread may call, once the save is over, whatever its outcome.
 
-    def __init__(self, entries: tuple[Entry, ...], data: memoryview, free: threading.Lock) -> None:
+    The training thread calls `fill`, once; the save thread may begin before that ends, and waits for what it needs.
+    """
+
+    def __init__(
+        self, entries: tuple[Entry, ...], sources: list[Source], region: torch.Tensor, free: threading.Lock
+    ) -> None:
         self.entries = entries
-        self._data: memoryview | None = data
+        self._sources = sources
+        self._target: torch.Tensor | None = region
+        self._region: memoryview | None = region.numpy().data.toreadonly()
         self._free = free
         self._once = threading.Lock()
+        self._news = threading.Condition()
+        self._there = 0
+        self._complete = False
+        self._failure: BaseException | None = None
+
+    def fill(self) -> None:
+        """Copy all tensors. Returns when the copy is complete: the caller may change the originals at once."""
+        sources, self._sources = self._sources, []
+        target, self._target = self._target, None
+        assert target is not None, "a capture is filled once"
+        items = ((entry.offset, entry.nbytes, source) for entry, source in zip(self.entries, sources, strict=True))
+        try:
+            pack(items, target, self._arrived)
+        except BaseException as error:
+            with self._news:
+                self._failure = error
+                self._news.notify_all()
+            raise
+        with self._news:
+            self._complete = True
+            self._news.notify_all()
+
+    def until(self, end: int) -> None:
+        """Wait until all bytes before `end` are there. `Invalid` if they do not come: no other try would help."""
+        with self._news:
+            known = self._news.wait_for(lambda: self._is_there(end) or self._failure is not None, FILL_SECONDS)
+            if not self._is_there(end):
+                reason = f"failed: {self._failure}" if known else f"is not complete after {FILL_SECONDS:.0f} s"
+                raise Invalid(f"the copy of the state {reason}", do="Look at the error of save().") from self._failure
+
+    @property
+    def region(self) -> memoryview:
+        """The bytes, as far as they are there: see `until`."""
+        if self._region is None:
+            raise Conflict("this snapshot was released; its buffer may hold the next save")
+        return self._region
 
     @property
     def data(self) -> memoryview:
-        if self._data is None:
-            raise Conflict("this snapshot was released; its buffer may hold the next save")
-        return self._data
+        """All bytes, once they are there."""
+        region = self.region
+        self.until(region.nbytes)
+        return region
 
     def release(self) -> None:
         """Give the buffer back. Calling it again does nothing."""
         with self._once:
-            if self._data is not None:
-                self._data = None
+            if self._region is not None:
+                self._region = None
                 self._free.release()
+
+    def _arrived(self, end: int) -> None:
+        with self._news:
+            self._there = end
+            self._news.notify_all()
+
+    def _is_there(self, end: int) -> bool:
+        return self._complete or end <= self._there
 
     def __enter__(self) -> Self:
         return self
@@ -68,24 +126,28 @@ class Captured:
 
 
 class HostSnapshot:
-    """One host buffer, for one save at a time. `capture` and `reserve` are called on the training thread only."""
+    """One host buffer, for one save at a time. `begin`, `capture` and `reserve` are called on the training thread
+    only."""
 
     def __init__(self) -> None:
         self._buffer = torch.empty(0, dtype=torch.uint8)
-        self._free = threading.Lock()  # held from capture to release, by the save and not by a thread
+        self._free = threading.Lock()  # held from begin to release, by the save and not by a thread
 
     @property
     def capacity_bytes(self) -> int:
         return self._buffer.numel()
 
-    def reserve(self, size_bytes: int) -> None:
-        """Make room ahead of the first capture, and touch it. `Conflict` while a save uses the buffer."""
+    def reserve(self, flats: Iterable[Flat]) -> int:
+        """Make room for a save of these ahead of the first, touch it, and say how much. `Conflict` while a save uses
+        the buffer."""
+        size = sum(source.nbytes for source in _merged(flats).values())
         self._take()
         try:
-            self._grow(size_bytes)
-            self._buffer[::PAGE_BYTES] = 0
+            if self._grow(size):
+                self._buffer[:: mmap.PAGESIZE] = 0
         finally:
             self._free.release()
+        return size
 
     def wait(self, timeout_seconds: float) -> bool:
         """Wait until the save that uses the buffer is over; False if it still is not."""
@@ -94,25 +156,31 @@ class HostSnapshot:
             self._free.release()
         return free
 
-    def capture(self, flats: Iterable[Flat]) -> Captured:
-        """Copy all tensors of `flats` into the buffer. Returns when the copy is complete: the caller may change
-        the originals at once. `Conflict` while a save uses the buffer, `Invalid` when two flats share a name.
-        """
+    def begin(self, flats: Iterable[Flat], last: Collection[str] = ()) -> Captured:
+        """Make room and say where each tensor will lie, those named in `last` at the end; the caller fills it.
+        `Conflict` while a save uses the buffer, `Invalid` when two flats share a name."""
         self._take()
         try:
             sources = _merged(flats)
-            entries = lay_out(sources)
+            entries = lay_out(sources, last)
             size = entries[-1].offset + entries[-1].nbytes if entries else 0
             self._grow(size)
             region = self._buffer[:size]
-            data = region.numpy().data
-            for entry in entries:
-                if entry.nbytes:
-                    _copy(sources[entry.name].data, region, data, entry)
+            bytes_of = [sources[e.name].data if e.name != PADDING else _ZEROS[: e.nbytes] for e in entries]
+            return Captured(entries, bytes_of, region, self._free)
         except BaseException:
             self._free.release()
             raise
-        return Captured(entries, data.toreadonly(), self._free)
+
+    def capture(self, flats: Iterable[Flat], last: Collection[str] = ()) -> Captured:
+        """`begin`, and the copy."""
+        captured = self.begin(flats, last)
+        try:
+            captured.fill()
+        except BaseException:
+            captured.release()
+            raise
+        return captured
 
     def _take(self) -> None:
         if not self._free.acquire(blocking=False):
@@ -121,10 +189,43 @@ class HostSnapshot:
                 do="Wait for that save, or use one HostSnapshot per save in flight.",
             )
 
-    def _grow(self, size: int) -> None:
-        if size > self._buffer.numel():
-            self._buffer = torch.empty(0, dtype=torch.uint8)  # the old one goes first, or both count
-            self._buffer = torch.empty(size, dtype=torch.uint8, pin_memory=torch.cuda.is_available())
+    def _grow(self, size: int) -> bool:
+        """Whether it had to be made anew. Then the old one goes first, or both count."""
+        if size <= self._buffer.numel():
+            return False
+        _pin(self._buffer, False)
+        self._buffer = torch.empty(0, dtype=torch.uint8)
+        self._buffer = _new_buffer(size)
+        _pin(self._buffer, True)
+        return True
+
+
+def _new_buffer(size: int) -> torch.Tensor:
+    """Memory for `size` bytes that begins at a page, so that a drive can take it from where it lies. In large pages
+    where the kernel has them: it is touched faster. A forked child, such as a data loader's, gets none of it: it
+    would keep the bytes of one save alive, and make the next copy each page before it is written."""
+    unit = HUGE_PAGE_BYTES if size >= HUGE_PAGE_BYTES else mmap.PAGESIZE
+    memory = mmap.mmap(-1, -(-size // unit) * unit, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    for advice in (mmap.MADV_HUGEPAGE, MADV_WIPEONFORK):
+        try:
+            memory.madvise(advice)
+        except OSError as error:
+            log.debug("the kernel does not take advice %d about the snapshot buffer: %s", advice, error)
+    return torch.frombuffer(memory, dtype=torch.uint8)
+
+
+def _pin(buffer: torch.Tensor, on: bool) -> None:
+    """With CUDA: lock the buffer's pages, or give them back. Without, and if that fails, copies just take longer."""
+    if not (torch.cuda.is_available() and buffer.numel()):
+        return
+    runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+    code = (
+        runtime.cudaHostRegister(buffer.data_ptr(), buffer.numel(), 0)
+        if on
+        else runtime.cudaHostUnregister(buffer.data_ptr())
+    )
+    if int(code):
+        log.debug("the snapshot buffer could not be pinned (%s)", code)
 
 
 def _merged(flats: Iterable[Flat]) -> dict[str, TensorSource]:
@@ -137,32 +238,18 @@ def _merged(flats: Iterable[Flat]) -> dict[str, TensorSource]:
     return sources
 
 
-def lay_out(sources: Mapping[str, TensorSource]) -> tuple[Entry, ...]:
+def lay_out(sources: Mapping[str, TensorSource], last: Collection[str] = ()) -> tuple[Entry, ...]:
     """Offsets without gaps. The largest alignment goes first: as each alignment divides its length, all that
-    follows stays aligned too."""
+    follows stays aligned too. Those in `last` go last, in the same way; a few bytes of padding, with a name that no
+    state can have, bring them to their alignment."""
     entries: list[Entry] = []
     offset = 0
-    for name, source in sorted(sources.items(), key=lambda item: -item[1].alignment):
+    order = sorted(sources.items(), key=lambda item: (item[0] in last, -item[1].alignment))
+    for index, (name, source) in enumerate(order):
+        gap = -offset % source.alignment if index and name in last else 0
+        if gap:
+            entries.append(Entry(PADDING, "|u1", (gap,), offset, gap))
+            offset += gap
         entries.append(Entry(name, source.dtype, source.shape, offset, source.nbytes))
         offset += source.nbytes
     return tuple(entries)
-
-
-def _copy(source: torch.Tensor | np.ndarray[Any, Any], region: torch.Tensor, data: memoryview, entry: Entry) -> None:
-    target = region[entry.offset : entry.offset + entry.nbytes]
-    if isinstance(source, torch.Tensor):
-        _copy_tensor(source.resolve_conj().resolve_neg(), target)
-    elif source.flags.c_contiguous:
-        target.numpy()[:] = source.reshape(-1).view(np.uint8)
-    else:
-        if source.dtype.names is not None:
-            target.zero_()  # records are copied field by field: the padding between them stays as it was
-        np.copyto(np.ndarray(entry.shape, source.dtype, buffer=data, offset=entry.offset), source)
-
-
-def _copy_tensor(source: torch.Tensor, target: torch.Tensor) -> None:
-    if source.is_contiguous():
-        target.copy_(source.reshape(-1).view(torch.uint8))
-        return
-    bits = _BITS.get(source.itemsize, source.dtype)
-    target.view(bits).view(source.shape).copy_(source.view(bits))

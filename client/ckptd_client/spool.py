@@ -18,7 +18,7 @@ from ckptd import layout
 from ckptd.digests import CHUNK_BYTES, chunk_digest
 from ckptd.errors import Corrupt, Invalid, Unavailable
 from ckptd.wire import Answer
-from ckptd_client.payload import PayloadFile, header_bytes
+from ckptd_client.payload import PayloadFile
 from ckptd_client.snapshot import Captured
 
 log = logging.getLogger("ckptd")
@@ -99,7 +99,7 @@ class Spool:
         """The bytes of one save, on the local disk at return. `Unavailable` if that does not take them: nothing is
         left then. The caller releases `captured`."""
         path = self.folder / f"{self._start}-{save}-{layout.new_nonce()}.spool"
-        source = PayloadFile(header_bytes(captured.entries), captured.data, chunk_bytes)
+        source = PayloadFile(captured, chunk_bytes)
         try:
             try:
                 with open(path, "xb", buffering=0, opener=_for_me_alone) as file:

@@ -15,7 +15,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from types import NoneType
-from typing import Any, NoReturn, cast
+from typing import Any, NamedTuple, NoReturn, cast
 
 import numpy as np
 import torch
@@ -36,8 +36,7 @@ SUPPORTED = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class TensorSource:
+class TensorSource(NamedTuple):
     """A tensor or array to store, still where the trainer has it. `alignment` is in bytes and divides `nbytes`."""
 
     data: torch.Tensor | np.ndarray[Any, Any]
@@ -190,23 +189,17 @@ class _Flattener:
             self._refuse(path, "a meta tensor has no data")
         if value.ndim > dtypes.MAX_DIMENSIONS:
             self._refuse(path, f"a tensor of more than {dtypes.MAX_DIMENSIONS} dimensions is not supported")
-        storage = value.untyped_storage()
-        if value.numel() and not storage.nbytes():
-            self._refuse(path, "the tensor's memory was freed")
-        place = (
-            storage.data_ptr(),
-            value.storage_offset(),
-            value.shape,
-            value.stride(),
-            value.is_conj(),
-            value.is_neg(),
-        )
-        key = ("tensor", value.device, value.dtype, *place) if value.numel() else ("object", id(value))
+        dtype, shape, nbytes = dtypes.TORCH_NAMES[value.dtype], tuple(value.shape), value.nbytes
+        key: object = ("object", id(value))
+        if nbytes:
+            if not value.untyped_storage().nbytes():
+                self._refuse(path, "the tensor's memory was freed")
+            bits = (value.is_conj(), value.is_neg())
+            key = (value.data_ptr(), dtype, shape, value.stride(), bits, None if value.is_cpu else value.device)
         node = self._tied.get(key)
         if node is None:
-            dtype = dtypes.TORCH_NAMES[value.dtype]
-            source = TensorSource(value.detach(), dtype, tuple(value.shape), value.nbytes, value.itemsize)
-            node = self._tied[key] = {"tensor": [self._store(source, path), dtype, list(value.shape)]}
+            source = TensorSource(value.detach(), dtype, shape, nbytes, value.itemsize)
+            node = self._tied[key] = {"tensor": [self._store(source, path), dtype, list(shape)]}
         return node
 
     def _array(self, value: np.ndarray[Any, Any], path: Path) -> JsonValue:

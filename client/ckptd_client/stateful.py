@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from typing import Any, Protocol, TypeGuard, cast, runtime_checkable
 
 import torch
@@ -43,6 +43,8 @@ def collect(app_state: Mapping[str, object], root: str = "app_state") -> dict[st
 def _collect(value: object, path: Path) -> object:
     if path.depth > MAX_DEPTH:
         raise Invalid(f"cannot save {path}: it is nested more than {MAX_DEPTH} levels deep", path=str(path))
+    if isinstance(value, torch.Tensor):
+        return value  # told first, as there may be very many
     if isinstance(value, torch.nn.Module):
         return canonical_state_dict(value)
     if _is_stateful(value):
@@ -116,7 +118,7 @@ def _differences(live: object, loaded: object, path: Path) -> Iterator[str]:
         yield from _module_differences(live, cast("Mapping[str, object]", loaded), path)
     elif isinstance(live, torch.optim.Optimizer):
         yield from _optimizer_differences(live, cast("Mapping[str, Any]", loaded), path)
-    elif _holds_live(live):
+    elif holds_live(live):
         if isinstance(loaded, Mapping):
             yield from _dict_differences(live, loaded, path)
         else:
@@ -158,18 +160,28 @@ def _described(tensor: torch.Tensor) -> str:
     return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
 
 
-def install(app_state: MutableMapping[str, object], loaded: Mapping[str, object], root: str = "app_state") -> None:
+Given = Callable[[Any], Any]
+"""Makes a loaded value one that may be given away."""
+
+
+def install(
+    app_state: MutableMapping[str, object],
+    loaded: Mapping[str, object],
+    root: str = "app_state",
+    *,
+    given: Given = copy.deepcopy,
+) -> None:
     """Bring `app_state` to the loaded state, in place. Called on the training thread, before training goes on.
 
     Stateful objects get load_state_dict, tensors are copied into, plain values are replaced. `check` comes first,
     and on its `Invalid` nothing has changed; after an error from an object's own load_state_dict the objects
-    before it have. Nothing installed shares memory with `loaded`.
+    before it have. Nothing installed shares memory with `loaded`, but for what `given` lets through.
     """
     check(app_state, loaded, root)
-    _install_dict(app_state, loaded, Path(root))
+    _install_dict(app_state, loaded, Path(root), given)
 
 
-def _install_dict(live: MutableMapping[Any, object], loaded: Mapping[Any, object], path: Path) -> None:
+def _install_dict(live: MutableMapping[Any, object], loaded: Mapping[Any, object], path: Path, given: Given) -> None:
     for key, value in loaded.items():
         target = live.get(key)
         here = path.child(key)
@@ -177,24 +189,24 @@ def _install_dict(live: MutableMapping[Any, object], loaded: Mapping[Any, object
             with torch.no_grad():
                 target.copy_(cast(torch.Tensor, value))
         elif _is_stateful(target):
-            _load(target, value, here)
-        elif _holds_live(target):
-            _install_dict(target, cast("Mapping[Any, object]", value), here)
+            _load(target, value, here, given)
+        elif holds_live(target):
+            _install_dict(target, cast("Mapping[Any, object]", value), here, given)
         elif _is_dict(target) and _is_dict(value):
             target.clear()  # the caller may hold the inner dict too
-            target.update(copy.deepcopy(value))
+            target.update(given(value))
         else:
-            live[key] = copy.deepcopy(value)
+            live[key] = given(value)
 
 
-def _load(target: Stateful, value: Any, path: Path) -> None:
+def _load(target: Stateful, value: Any, path: Path, given: Given) -> None:
     try:
         if isinstance(target, torch.nn.Module):
             target.load_state_dict(_live_state_dict(target, value))
         elif isinstance(target, torch.optim.Optimizer):
-            _load_optimizer(target, copy.deepcopy(value))
+            _load_optimizer(target, given(value))
         else:
-            target.load_state_dict(copy.deepcopy(value))
+            target.load_state_dict(given(value))
     except Exception as error:
         raise Invalid(
             f"{path}: {type_name(target)}.load_state_dict refused the state: {error}",
@@ -206,18 +218,30 @@ def _load(target: Stateful, value: Any, path: Path) -> None:
 def _live_state_dict(module: torch.nn.Module, loaded: Mapping[str, object]) -> OrderedDict[str, Any]:
     """`loaded` under the names the live module goes by. Tensors are shared: load_state_dict copies them."""
     live = module.state_dict()
-    live_names = {_canonical(module, name): name for name in live}
-    strip = _strips_wrapper(live_names.keys(), loaded)
+    names, strip = _live_names(module, live, loaded)
     state: OrderedDict[str, Any] = OrderedDict()
     for name, value in loaded.items():
-        plain = _plain_name(name, strip)
-        state[live_names.get(plain, plain)] = value if isinstance(value, torch.Tensor) else copy.deepcopy(value)
+        state[names[name]] = value if isinstance(value, torch.Tensor) else copy.deepcopy(value)
     metadata = getattr(loaded, "_metadata", None)
     if metadata is not None:
         found = {_plain_name(name, strip): item for name, item in metadata.items()}
         known = ((name, _canonical(module, name)) for name in getattr(live, "_metadata", ()))
         _set_metadata(state, ((name, found[plain]) for name, plain in known if plain in found))
     return state
+
+
+def live_state_names(module: torch.nn.Module, loaded: Mapping[str, object]) -> dict[str, str]:
+    """By what name each entry of `loaded` goes in the live module's state_dict()."""
+    return _live_names(module, module.state_dict(), loaded)[0]
+
+
+def _live_names(
+    module: torch.nn.Module, live: Mapping[str, object], loaded: Mapping[str, object]
+) -> tuple[dict[str, str], bool]:
+    live_names = {_canonical(module, name): name for name in live}
+    strip = _strips_wrapper(live_names.keys(), loaded)
+    plain_names = {name: _plain_name(name, strip) for name in loaded}
+    return {name: live_names.get(plain, plain) for name, plain in plain_names.items()}, strip
 
 
 def _set_metadata(state: OrderedDict[str, Any], items: Iterable[tuple[str, Any]]) -> None:
@@ -269,13 +293,13 @@ def _is_stateful(value: object) -> TypeGuard[Stateful]:
     return isinstance(value, Stateful) and not isinstance(value, type)
 
 
-def _holds_live(value: object, depth: int = 0) -> TypeGuard[dict[Any, object]]:
+def holds_live(value: object, depth: int = 0) -> TypeGuard[dict[Any, object]]:
     """Whether a nested dict holds something to load into; one of plain values is replaced as a whole."""
     return (
         _is_dict(value)
         and depth <= MAX_DEPTH
         and any(
-            isinstance(item, torch.Tensor) or _is_stateful(item) or _holds_live(item, depth + 1)
+            isinstance(item, torch.Tensor) or _is_stateful(item) or holds_live(item, depth + 1)
             for item in value.values()
         )
     )

@@ -25,7 +25,7 @@ from ckptd.errors import (
     Unavailable,
     describe,
 )
-from ckptd.manifest import Manifest, ManifestRef, ObjectRef, Part
+from ckptd.manifest import Borrowed, Manifest, ManifestRef, ObjectRef, Part
 from ckptd.reading import read_part
 from ckptd.storage.base import Storage
 from ckptd.wire import AbortRequest, CommitRequest, SaveStatus
@@ -47,8 +47,9 @@ class Steps:
         self._transport = transport
         self.declare_ready = declare_ready
 
-    def write_payload(self, job: Job, *, seconds: float) -> ObjectRef:
-        """Each try under a new name: a file whose write failed is never trusted again."""
+    def write_payload(self, job: Job, *, seconds: float, count: int | None = None) -> ObjectRef:
+        """All that was captured, or its first `count` tensors. Each try under a new name: a file whose write failed
+        is never trusted again."""
         if job.captured is None:
             raise AssertionError("a writer without captured state")
         captured = job.captured
@@ -56,7 +57,7 @@ class Steps:
         def write() -> ObjectRef:
             key = layout.payload_key(job.run, job.handle.save, job.rank, layout.new_nonce())
             job.point("payload-begin")
-            return payload.write(self._transport.storage, key, captured)
+            return payload.write(self._transport.storage, key, captured, count=count)
 
         ref = again(write, seconds=seconds, tries=WRITE_TRIES)
         job.point("payload-written")
@@ -70,9 +71,9 @@ class Steps:
         job.point("payload-written")
         return ObjectRef(key=key, size=file.size, chunk_bytes=file.chunk_bytes, chunks=file.chunks)
 
-    def put_part(self, job: Job, ref: ObjectRef) -> None:
+    def put_part(self, job: Job, ref: ObjectRef, borrowed: tuple[Borrowed, ...] = ()) -> None:
         """The part manifest that says a writer's object is whole. It comes after the object is durable."""
-        self._put_part(job, _part(job, payload_ref=ref))
+        self._put_part(job, _part(job, payload_ref=ref, borrowed=borrowed))
 
     def tell_failure(self, job: Job, error: BaseException) -> None:
         """A failed writer says so in its part manifest."""
@@ -127,6 +128,13 @@ class Steps:
             if part.error is not None:
                 raise SaveOff(
                     f"save of step {job.handle.step} is off: rank {writer} could not write: {part.error}",
+                    save=job.handle.save,
+                )
+            if part.form != job.form:
+                raise SaveOff(
+                    f"save of step {job.handle.step} is off: rank {writer} holds other tensors than rank 0, or"
+                    " divides the state otherwise",
+                    do="Give all ranks the same app_state and the same `parallel`, or save without `parallel`.",
                     save=job.handle.save,
                 )
             parts.append(part)
@@ -192,7 +200,13 @@ def _outcome(job: Job, status: SaveStatus) -> bool:
     return True
 
 
-def _part(job: Job, *, payload_ref: ObjectRef | None = None, error: str | None = None) -> Part:
+def _part(
+    job: Job,
+    *,
+    payload_ref: ObjectRef | None = None,
+    borrowed: tuple[Borrowed, ...] = (),
+    error: str | None = None,
+) -> Part:
     return Part(
         run=job.run,
         generation=job.generation,
@@ -200,6 +214,8 @@ def _part(job: Job, *, payload_ref: ObjectRef | None = None, error: str | None =
         step=job.handle.step,
         writer=job.rank,
         payload=payload_ref,
+        borrowed=borrowed,
+        form=job.form,
         shared=job.shared if error is None else None,
         per_rank=job.per_rank if error is None else None,
         error=error[:2000] if error is not None else None,

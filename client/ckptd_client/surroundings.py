@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+from typing import Any
 
 import torch.distributed as dist
 
@@ -41,3 +42,18 @@ def _environment_number(name: str, default: int) -> int:
         return int(text)
     except ValueError as error:
         raise Invalid(f"{name}={text!r} in the environment: expected a number", field=name) from error
+
+
+def with_environment(options: dict[str, Any]) -> dict[str, Any]:
+    """The client's options, with CKPTD_URL and CKPTD_RUN for those that are not given. `Invalid` without either."""
+    names = {"url": "CKPTD_URL", "run": "CKPTD_RUN"}
+    found = {name: os.environ[variable] for name, variable in names.items() if os.environ.get(variable)}
+    settings = {**found, **options}
+    missing = [names[name] for name in ("url", "run") if name not in settings]
+    if missing:
+        raise Invalid(
+            f"{' and '.join(missing)} is not set",
+            do="Set CKPTD_URL to the service or the storage, and CKPTD_RUN to the run's name.",
+            field=missing[0],
+        )
+    return settings

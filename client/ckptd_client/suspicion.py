@@ -41,7 +41,7 @@ class WeightsWatch:
         say is added to `warnings` and logged."""
         if captured is None:
             return
-        entries = [entry for entry in captured.entries if entry.nbytes and entry.name.startswith(names)]
+        entries = sorted(entry for entry in captured.entries if entry.nbytes and entry.name.startswith(names))
         if not entries:
             return
         digest = chunk_digest(*(captured.data[entry.offset : entry.offset + entry.nbytes] for entry in entries))

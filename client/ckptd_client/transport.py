@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import random
 import threading
 import time
 from collections.abc import Callable
@@ -43,7 +44,7 @@ log = logging.getLogger("ckptd")
 T = TypeVar("T")
 
 HINT_SECONDS = 5.0
-LONG_POLL_SECONDS = 2.0
+FIRST_POLL_SECONDS, LAST_POLL_SECONDS = 2.0, 8.0
 DAMAGE_SECONDS = 3600.0
 FIRST_PAUSE_SECONDS, LAST_PAUSE_SECONDS = 0.02, 1.0
 
@@ -239,11 +240,11 @@ class Transport:
         """Ask again and again until the answer is enough or the deadline passes; then the last answer. Outages are
         waited out as long as there is time; a drive that is not mounted is none."""
         give_up_at = time.monotonic() + deadline_seconds
-        pause = FIRST_PAUSE_SECONDS
+        pause, wait = FIRST_PAUSE_SECONDS, FIRST_POLL_SECONDS
         while True:
             asked_at = time.monotonic()
             left = max(give_up_at - asked_at, 0.0)
-            poll = functools.partial(_with_wait, over_http, min(left, LONG_POLL_SECONDS))
+            poll = functools.partial(_with_wait, over_http, min(left, wait))
             try:
                 answer = self._do(poll, directly)
                 if enough(answer) or left == 0.0:
@@ -253,7 +254,8 @@ class Transport:
                     raise
             # A long poll has waited already; a look at the storage has not.
             time.sleep(min(left, max(0.0, pause - (time.monotonic() - asked_at))))
-            pause = min(pause * 1.5, LAST_PAUSE_SECONDS)
+            pause = min(pause * 1.5, LAST_PAUSE_SECONDS) * _jitter()
+            wait = min(wait * 1.5, LAST_POLL_SECONDS) * _jitter()
 
     def _retrying(self, call: Callable[[], T]) -> T:
         """Patient with a service that fails for the first time; one that is known to be down is tried once."""
@@ -263,6 +265,11 @@ class Transport:
 
     def _path(self, tail: str) -> str:
         return f"/v1/runs/{self.run}{tail}"
+
+
+def _jitter() -> float:
+    """Ranks that began to wait together need not ask together ever after."""
+    return random.uniform(0.8, 1.0)
 
 
 def _with_wait(ask: Callable[[Service, float], T], wait_seconds: float, service: Service) -> T:

@@ -20,6 +20,7 @@ class Path:
     parent: Path | None = None
     key: str | int = 0
     depth: int = 0
+    _names: str | None = None
 
     def child(self, key: str | int) -> Path:
         return Path(self.root, self, key, self.depth + 1)
@@ -37,7 +38,16 @@ class Path:
 
     def name(self, prefix: str) -> str:
         """A readable tensor name for this place. Not unique: keys 1 and "1" have the same."""
-        return "/".join([prefix, *(_ESCAPED.sub(_percent, str(key))[:MAX_NAME_PART] for key in self.keys())])
+        return prefix if self.parent is None else f"{prefix}{self.parent._name()}{self._part()}"
+
+    def _name(self) -> str:
+        """The name without its prefix; kept, because many names begin with it."""
+        if self._names is None:
+            self._names = "" if self.parent is None else self.parent._name() + self._part()
+        return self._names
+
+    def _part(self) -> str:
+        return f"/{_ESCAPED.sub(_percent, str(self.key))[:MAX_NAME_PART]}"
 
 
 def _percent(match: re.Match[str]) -> str:

@@ -10,8 +10,8 @@ import re
 import struct
 import sys
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Mapping
-from typing import Any, NoReturn, cast
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, NoReturn, Protocol, cast
 
 import numpy as np
 import torch
@@ -25,6 +25,17 @@ _INT = re.compile(r"-?[0-9a-f]+")
 _FLOAT = re.compile(r"[0-9a-f]{16}")
 
 
+class Tensors(Protocol):
+    """What a state is put together from, by name. Each is asked for once. `ValueError` when its bytes do not fit;
+    `KeyError` for an unknown name."""
+
+    def tensor(self, name: str, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor: ...
+
+    def array(self, name: str, dtype: np.dtype[Any], shape: tuple[int, ...]) -> np.ndarray[Any, Any]: ...
+
+    def data(self, name: str) -> bytes: ...
+
+
 def unflatten(tree: JsonValue, tensors: Mapping[str, torch.Tensor], *, root: str = "app_state") -> object:
     """Put a state together again, on CPU, from a tree that may come from a stranger.
 
@@ -32,10 +43,16 @@ def unflatten(tree: JsonValue, tensors: Mapping[str, torch.Tensor], *, root: str
     so it must not be used for anything else. `Invalid` for a tree of a younger version, `Corrupt`
     for one that is malformed or does not fit its tensors, both with the path.
     """
+    return build(tree, _Views(tensors), root=root)[0]
+
+
+def build(tree: JsonValue, tensors: Tensors, *, root: str = "app_state") -> tuple[object, Counter[str]]:
+    """As `unflatten`, from any `Tensors`; and how often each name is used in the tree."""
     path = Path(root)
     match tree:
         case {"version": version, "state": state} if version == VERSION:
-            return _Builder(tensors).value(state, path)
+            builder = _Builder(tensors)
+            return builder.value(state, path), builder.uses
         case {"version": version}:
             raise Invalid(
                 f"cannot read {path}: state tree version {version!r:.40}, this ckptd reads {VERSION}",
@@ -45,8 +62,25 @@ def unflatten(tree: JsonValue, tensors: Mapping[str, torch.Tensor], *, root: str
     _broken(path, "not a state tree")
 
 
+def part_of(tree: JsonValue, keys: Collection[str], what: str) -> JsonValue:
+    """The tree of some keys of a state alone. `Invalid` if it does not have one of them; `what` says whose it is."""
+    match tree:
+        case {"version": version, "state": {"dict": list(pairs)}} if len(pairs) % 2 == 0:
+            nodes = {key: node for key, node in zip(pairs[::2], pairs[1::2], strict=True) if isinstance(key, str)}
+        case _:
+            return tree  # `build` says what is wrong with it
+    missing = sorted(set(keys) - nodes.keys())
+    if missing:
+        raise Invalid(
+            f"{what} has no {', '.join(map(repr, missing))}", do=f"It has {', '.join(nodes)}.", field="only"
+        )
+    chosen: list[JsonValue] = [item for key in keys for item in (key, nodes[key])]
+    return {"version": version, "state": {"dict": chosen}}
+
+
 class _Builder:
-    def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:
+    def __init__(self, tensors: Tensors) -> None:
+        self.uses: Counter[str] = Counter()
         self._tensors = tensors
         self._built: dict[str, tuple[JsonValue, object]] = {}
         self._kinds: dict[str, Callable[[JsonValue, Path], object]] = {
@@ -128,7 +162,11 @@ class _Builder:
     def _bytes(self, node: JsonValue, path: Path) -> bytes:
         match node:
             case [str(name)]:
-                return self._raw(name, path).numpy().tobytes()
+                self.uses[name] += 1
+                try:
+                    return self._tensors.data(name)
+                except KeyError:
+                    _broken(path, f"the payload has no tensor {name[:200]!r}")
             case str(text):
                 try:
                     return base64.b64decode(text, validate=True)
@@ -136,55 +174,73 @@ class _Builder:
                     _broken(path, f"bytes that are not base64 ({error})")
         _broken(path, "bytes in an unknown form")
 
-    def _raw(self, name: str, path: Path) -> torch.Tensor:
-        raw = self._tensors.get(name)
-        if raw is None:
-            _broken(path, f"the payload has no tensor {name[:200]!r}")
-        return raw if raw.dtype == torch.uint8 and raw.ndim == 1 else raw.detach().reshape(-1).view(torch.uint8)
-
     def _named(self, kind: str, node: JsonValue, path: Path) -> object:
         match node:
             case [str(name), dtype, shape]:
                 described: JsonValue = [kind, dtype, shape]
             case _:
                 _broken(path, f"a {kind} in an unknown form")
+        self.uses[name] += 1
         if name in self._built:
-            known, value = self._built[name]
+            known, built = self._built[name]
             if known != described:
                 _broken(path, f"tensor {name[:200]!r} is used with two dtypes or shapes")
-            return value
-        build = _tensor_of if kind == "tensor" else _array_of
+            return built
+        value: object
         try:
-            value = build(self._raw(name, path), dtype, dtypes.shape_of(shape))
+            if kind == "tensor":
+                value = self._tensors.tensor(name, _torch_dtype(dtype), dtypes.shape_of(shape))
+            else:
+                value = self._tensors.array(name, dtypes.numpy_dtype(dtype), dtypes.shape_of(shape))
+        except KeyError:
+            _broken(path, f"the payload has no tensor {name[:200]!r}")
         except (ValueError, TypeError, RuntimeError) as error:
             _broken(path, str(error))
         self._built[name] = (described, value)
         return value
 
 
-def _tensor_of(raw: torch.Tensor, name: JsonValue, shape: tuple[int, ...]) -> torch.Tensor:
+class _Views:
+    """Views of flat bytes."""
+
+    def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        self._tensors = tensors
+
+    def tensor(self, name: str, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
+        raw = self._raw(name)
+        check_length(shape, dtype.itemsize, raw.numel())
+        if raw.data_ptr() % dtype.itemsize or raw.storage_offset() % dtype.itemsize:
+            raw = raw.clone()
+        return raw.view(dtype).view(shape)
+
+    def array(self, name: str, dtype: np.dtype[Any], shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
+        raw = self._raw(name)
+        check_length(shape, dtype.itemsize, raw.numel())
+        if not raw.numel():
+            return np.empty(shape, dtype)
+        array = np.ndarray(shape, dtype, buffer=raw.numpy().data)
+        return array if array.flags.aligned else array.copy()
+
+    def data(self, name: str) -> bytes:
+        return self._raw(name).numpy().tobytes()
+
+    def _raw(self, name: str) -> torch.Tensor:
+        raw = self._tensors[name]
+        return raw if raw.dtype == torch.uint8 and raw.ndim == 1 else raw.detach().reshape(-1).view(torch.uint8)
+
+
+def _torch_dtype(name: JsonValue) -> torch.dtype:
     dtype = dtypes.TORCH.get(name) if isinstance(name, str) else None
     if dtype is None:
         raise ValueError(f"this torch has no dtype {str(name)[:40]!r}")
-    _check_length(raw, shape, dtype.itemsize)
-    if raw.data_ptr() % dtype.itemsize or raw.storage_offset() % dtype.itemsize:
-        raw = raw.clone()
-    return raw.view(dtype).view(shape)
+    return dtype
 
 
-def _array_of(raw: torch.Tensor, name: JsonValue, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
-    dtype = dtypes.numpy_dtype(name)
-    _check_length(raw, shape, dtype.itemsize)
-    if not raw.numel():
-        return np.empty(shape, dtype)
-    array = np.ndarray(shape, dtype, buffer=raw.numpy().data)
-    return array if array.flags.aligned else array.copy()
-
-
-def _check_length(raw: torch.Tensor, shape: tuple[int, ...], item_bytes: int) -> None:
+def check_length(shape: tuple[int, ...], item_bytes: int, found: int) -> None:
+    """`ValueError` unless a tensor of this shape takes the bytes there are."""
     expected = math.prod(shape) * item_bytes
-    if raw.numel() != expected:
-        raise ValueError(f"shape {list(shape)[:16]} takes {expected} bytes, the payload has {raw.numel()}")
+    if found != expected:
+        raise ValueError(f"shape {list(shape)[:16]} takes {expected} bytes, the payload has {found}")
 
 
 def numpy_scalar(data: bytes, dtype: np.dtype[Any]) -> Any:

@@ -32,28 +32,13 @@ from ckptd.errors import (
 from ckptd.ledger import Ledger
 from ckptd.manifest import Manifest
 from ckptd.records import Damage, Observer
-from ckptd.storage import init_root, open_storage
+from ckptd.storage import open_storage
 from ckptd.testing.processes import ServiceProcess
-from ckptd.testing.seaweed import SeaweedProcess
 from ckptd.wire import CheckpointInfo, DamageReport, Latest, RunInfo
+from tests.cli.commands import Output, call, new_storage, rows
 from tests.homes import everything
 from tests.service.calling import ledger_on
 from tests.service.writing import train
-
-Output = pytest.CaptureFixture[str]
-
-
-def call(*arguments: str) -> int:
-    """The command line in this process; its exit code."""
-    before = sys.argv
-    sys.argv = ["ckptd", *arguments]
-    try:
-        cli.run()
-    except SystemExit as end:
-        return int(end.code or 0)
-    finally:
-        sys.argv = before
-    return 0
 
 
 @pytest.fixture(autouse=True)
@@ -66,14 +51,7 @@ def _no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="module", params=["folder", "s3"])
 def drive(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The URL of a storage with two runs: `en-it` with steps 3 and 6, and `torn`, damaged after step 2."""
-    with pytest.MonkeyPatch.context() as patch:
-        url = f"file://{tmp_path_factory.mktemp('drive')}/root"
-        if request.param == "s3":
-            seaweed: SeaweedProcess = request.getfixturevalue("seaweed")
-            url = seaweed.url(f"test-{layout.new_nonce()}/root")
-            for name, value in seaweed.env.items():
-                patch.setenv(name, value)
-        init_root(url)
+    with new_storage(request, tmp_path_factory) as url:
         ledger = Ledger(open_storage(url))
         train(ledger, "en-it", 3, 6, loss=float("nan"))
         train(ledger, "torn", 2)
@@ -99,10 +77,6 @@ def source(request: pytest.FixtureRequest, drive: str, monkeypatch: pytest.Monke
     service: ServiceProcess = request.getfixturevalue("service")
     monkeypatch.setenv("CKPTD_TOKEN", "a-token")
     return service.url
-
-
-def rows(text: str) -> list[list[str]]:
-    return [line.split("\t") for line in text.splitlines()]
 
 
 def test_runs(source: str, capsys: Output) -> None:

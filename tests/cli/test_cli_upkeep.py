@@ -16,23 +16,22 @@ from dataclasses import dataclass
 import pytest
 
 from ckptd import layout
-from ckptd.cli import main as cli
 from ckptd.cli.options import whoever
 from ckptd.fsck import FsckAnswer
 from ckptd.ledger import Ledger
+from ckptd.manifest import Borrowed
 from ckptd.retaining import RetainAnswer
-from ckptd.storage import init_root, open_storage
+from ckptd.storage import open_storage
 from ckptd.storage.reserve import SLOTS
 from ckptd.testing.auditor import Auditor
 from ckptd.testing.processes import ServiceProcess
-from ckptd.testing.seaweed import SeaweedProcess
 from ckptd.why import Why
 from ckptd.wire import BeginRequest, CheckpointInfo, CommitRequest, OpenRequest, VerifyAnswer
+from tests.cli.commands import Output, call, new_storage, rows
 from tests.homes import Stored, spoil
 from tests.service.calling import ledger_on
 from tests.service.writing import start, train, write_save
 
-Output = pytest.CaptureFixture[str]
 NUMBERS = itertools.count(1)
 # What goes on in the background by itself would show in what the commands print.
 QUIET = {"CKPTD_TOKEN": "a-token", "CKPTD_HOUSEKEEPING_SECONDS": "3600", "CKPTD_VERIFY_MIB_PER_SECOND": "0"}
@@ -46,19 +45,6 @@ class Place:
     service_url: str
 
 
-def call(*arguments: str) -> int:
-    """The command line in this process; its exit code."""
-    before = sys.argv
-    sys.argv = ["ckptd", *arguments]
-    try:
-        cli.run()
-    except SystemExit as end:
-        return int(end.code or 0)
-    finally:
-        sys.argv = before
-    return 0
-
-
 @pytest.fixture(autouse=True)
 def _environment(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("CKPTD_URL", "CKPTD_STORAGE"):
@@ -68,17 +54,9 @@ def _environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module", params=["folder", "s3"])
 def place(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
-    with pytest.MonkeyPatch.context() as patch:
-        folder = tmp_path_factory.mktemp("drive")
-        url = f"file://{folder}/root"
-        if request.param == "s3":
-            seaweed: SeaweedProcess = request.getfixturevalue("seaweed")
-            url = seaweed.url(f"test-{layout.new_nonce()}/root")
-            for name, value in seaweed.env.items():
-                patch.setenv(name, value)
-        init_root(url)
-        with ServiceProcess(url, log=folder / "log", env=QUIET) as service:
-            yield Place(url, service.url)
+    log = tmp_path_factory.mktemp("service") / "log"
+    with new_storage(request, tmp_path_factory) as url, ServiceProcess(url, log=log, env=QUIET) as service:
+        yield Place(url, service.url)
 
 
 @pytest.fixture
@@ -98,10 +76,6 @@ def source(request: pytest.FixtureRequest, place: Place, monkeypatch: pytest.Mon
 def run(source: str) -> str:
     """A run of the test's own."""
     return f"run-{next(NUMBERS)}"
-
-
-def rows(text: str) -> list[list[str]]:
-    return [line.split("\t") for line in text.splitlines()]
 
 
 def payload(ledger: Ledger, commit: CommitRequest) -> Stored:
@@ -133,7 +107,7 @@ def test_rollback(run: str, ledger: Ledger, capsys: Output) -> None:
     assert "restart resumes there" in out
     assert call("runs") == 0
     assert next(row for row in rows(capsys.readouterr().out) if row[0] == run)[-1] == "rolled back"
-    assert ledger.current(run).rolled_back
+    assert ledger.current(run).ended == "rolled back"
     assert call("why", run) == 0
     out = capsys.readouterr().out
     assert out.startswith(
@@ -156,11 +130,82 @@ def test_rollback_asks_at_a_terminal(
     _, err = capsys.readouterr()
     assert "A job that is running is fenced" in err
     assert "its restart resumes from step 3" in err
-    assert ledger.current(run).rolled_back == (code == 0)
+    assert bool(ledger.current(run).ended) == (code == 0)
     if code:
         monkeypatch.setattr(sys, "stdin", Keyboard(""))
         assert call("rollback", run, "3", "--reason", "r", "--yes") == 0
-        assert ledger.current(run).rolled_back
+        assert ledger.current(run).ended == "rolled back"
+
+
+def test_close_and_reopen(run: str, ledger: Ledger, capsys: Output, monkeypatch: pytest.MonkeyPatch) -> None:
+    train(ledger, run, 3, 6)
+    assert call("close", run, "--reason", "trained", "--who", "ann") == 0
+    assert capsys.readouterr().out == f"run {run} is closed\n"
+    assert call("runs") == 0
+    assert next(row for row in rows(capsys.readouterr().out) if row[0] == run)[-1] == "closed"
+    assert call("why", run) == 0
+    assert f"But the run is closed by ann: trained. `ckptd reopen {run}` lets it go on.\n" in capsys.readouterr().out
+    for command in (("pin", run, "3"), ("verify", run), ("retain", run, "--keep-last", "2"), ("gc", run)):
+        assert call(*command) == 0
+    assert call("reopen", run, "--reason", "more data", "--json") == 0
+    capsys.readouterr()
+    assert call("runs") == 0
+    assert next(row for row in rows(capsys.readouterr().out) if row[0] == run)[-1] == "reopened"
+    assert start(ledger, run).generation == 2
+    assert call("close", "nobody", "--reason", "r") == 3
+
+    class Keyboard(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    monkeypatch.setattr(sys, "stdin", Keyboard("n\n"))
+    assert call("close", run, "--reason", "r") == 1
+    assert not ledger.current(run).ended
+
+
+def test_show_tells_the_checkpoint_that_is_named(run: str, ledger: Ledger, capsys: Output) -> None:
+    """Two checkpoints of one step: the one on the line, and one that a roll-back left behind."""
+    train(ledger, run, 3, 6)
+    assert call("rollback", run, "3", "--reason", "r") == 0
+    train(ledger, run, 6)
+    old, new = (layout.save_id(generation, 6, all_ranks=True, count=1) for generation in (1, 2))
+    for arguments, save in (((), new), (("--save", new), new), (("--save", old), old)):
+        capsys.readouterr()
+        assert call("show", run, "6", *arguments, "--json") == 0
+        shown = json.loads(capsys.readouterr().out)
+        assert (shown["checkpoint"]["save"], shown["manifest"]["save"]) == (save, save)
+        assert [c["step"] for c in shown["lineage"]] == [6, 3]
+    assert call("show", run, "3", "--save", old) == 3
+    assert call("show", run, "6", "--save", "../x") == 2
+
+
+def test_borrowing_is_shown(run: str, ledger: Ledger, capsys: Output) -> None:
+    """What was written and what is shared; each object counted once in the size of a run; what is kept for whom."""
+    train(ledger, run, 1, 2)
+    lender = ledger.manifest(ledger.checkpoint_at(run, 1).manifest)
+    borrowed = tuple(Borrowed(save=lender.save, object=ref, names=("shared.w",)) for ref in lender.written())
+    for step in (3, 4):
+        ledger.commit(run, write_save(ledger.storage, run, 1, step, borrowed=borrowed))
+    assert call("show", run, "4") == 0
+    shown = capsys.readouterr().out
+    assert ["shared", f"2048 in objects of {lender.save}"] in rows(shown)
+    assert [lender.save, "2048", "1", lender.written()[0].key] in rows(shown)
+    assert call("runs") == 0
+    row = next(row for row in rows(capsys.readouterr().out) if row[0] == run)
+    assert row[3:5] == ["4", "8192"]
+    assert call("retain", run, "--keep-last", "2") == 0
+    out, err = capsys.readouterr()
+    assert "its bytes stay for the sake of 2 that borrow from it, the newest of step 4" in out
+    assert f"{lender.save} is kept for the sake of g00000001-000000000003-a1, g00000001-000000000004-a1" in err
+    assert call("gc", run) == 0
+    assert "is kept for the sake of" in capsys.readouterr().err
+    assert call("ls", run) == 0
+    first = rows(capsys.readouterr().out)[1]
+    assert first[6].startswith("the sake of ")
+    assert call("verify", run, "4") == 0
+    assert rows(capsys.readouterr().out)[1][1:3] == ["whole", "4096"]
+    assert call("show", run, "2") == 0  # its bytes are gone, manifest included
+    Auditor(ledger.storage, run).assert_clean()
 
 
 def test_pin_and_unpin(run: str, ledger: Ledger, capsys: Output) -> None:
@@ -296,7 +341,7 @@ def test_gc(run: str, ledger: Ledger, capsys: Output) -> None:
     assert capsys.readouterr().out == "0 objects deleted; of 0 retired checkpoints all is gone\n"
     start(ledger, run)
     assert call("gc", run, "--json") == 0
-    assert json.loads(capsys.readouterr().out) == {"objects": 3, "purged": []}
+    assert json.loads(capsys.readouterr().out) == {"objects": 3, "purged": [], "lent": []}
 
 
 # Explaining and checking.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ckptd_client import incarnation, patience
+from ckptd_client import filling, incarnation, patience, sharing
 from tests.client.ranks import Drive
 
 
@@ -30,4 +30,5 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 def impatient(quick: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """An outage at the start is given up soon, while the ranks wait for each other as long as ever: so a slow machine
     changes nothing."""
-    monkeypatch.setattr(incarnation, "patiently", lambda call, deadline_seconds: patience.patiently(call, 0.1))
+    for module in (incarnation, filling, sharing):
+        monkeypatch.setattr(module, "patiently", lambda call, deadline_seconds: patience.patiently(call, 0.1))

@@ -42,7 +42,7 @@ def main(folder: Path, patched: pytest.MonkeyPatch) -> None:
         client._saver.make_room(DEADLINE_SECONDS)
         assert (first.status, third.status) == ("queued", "queued")
         assert len(os.listdir(local)) == 2  # nothing is left of the one that did not fit
-        assert client.counts == {"queued": 2, "durable": 0, "failed": 1, "superseded": 0, "spooled": 2}
+        assert client.counts == {"queued": 2, "durable": 0, "failed": 1, "superseded": 0, "skipped": 0, "spooled": 2}
         away.heal()
         client.wait()
         assert drive.steps("en-it") == [1, 3]

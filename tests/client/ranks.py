@@ -30,6 +30,7 @@ from ckptd import layout
 from ckptd.ledger import Ledger
 from ckptd.service.app import create_app
 from ckptd.service.settings import ServiceSettings
+from ckptd.slots import all_slots
 from ckptd.storage import open_storage
 from ckptd.storage.base import Storage
 from ckptd.testing.faulty import FaultyStorage
@@ -118,10 +119,8 @@ class Drive:
 
     def records(self, run: str = RUN) -> list[dict[str, Any]]:
         """The records in the log."""
-        folder = layout.log_folder(run)
-        return [
-            json.loads(Stored(self.storage, f"{folder}/{slot}").read_bytes()) for slot in self.storage.list(folder)
-        ]
+        keys = [layout.log_key(run, seq) for seq in all_slots(self.storage, run)]
+        return [json.loads(Stored(self.storage, key).read_bytes()) for key in keys]
 
     def kinds(self, run: str = RUN) -> list[str]:
         """The kinds of the records in the log."""

@@ -51,8 +51,10 @@ def after_latest(damage: Callable[[], None], world: int) -> Callable[[Checkpoint
     return life
 
 
-def untouched(job: Job, prepare: Callable[[int, Trained], None] = lambda rank, trained: None) -> list[CkptdError]:
-    """Restore on all ranks; each must fail and have changed nothing."""
+def refused(
+    job: Job, prepare: Callable[[int, Trained], None] = lambda rank, trained: None, *, unread: bool = False
+) -> list[CkptdError]:
+    """Restore on all ranks; each must fail and have installed nothing, and if `unread`, have written no byte."""
 
     def life(client: CheckpointClient) -> list[CkptdError]:
         trained = Trained(seed=client.rank)
@@ -61,7 +63,9 @@ def untouched(job: Job, prepare: Callable[[int, Trained], None] = lambda rank, t
         before = trained.digest()
         with pytest.raises(CkptdError) as caught:
             client.restore(trained.app, per_rank=own)
-        assert trained.digest() == before
+        if unread:
+            assert trained.digest() == before
+        assert trained.digest()[-1] == before[-1]  # plain values and the scheduler's
         assert own["rank"] == -1
         return [caught.value]
 
@@ -255,7 +259,7 @@ def test_S5_two_damaged_checkpoints_in_a_row(drive: Drive) -> None:
 def test_S5_a_reader_that_is_wrong_alone_quarantines_nothing_and_ends_after_three_fallbacks(drive: Drive) -> None:
     train(drive, [5, 10])
     drive.seen_by(1).flip(".safetensors", at=DATA, cached_only=True)
-    errors = untouched(Job(drive, 2))
+    errors = refused(Job(drive, 2))
     for error in errors:
         assert isinstance(error, Corrupt)
         reasons = error.fields["candidates"]
@@ -295,7 +299,7 @@ def test_S5_a_second_reading_that_cannot_be_made_confirms_nothing(
         raise Unavailable("planned: no second process")
 
     monkeypatch.setattr(incarnation.Incarnation, "_hand_in", _hand_in_with(unable))
-    errors = untouched(Job(drive, 2))
+    errors = refused(Job(drive, 2))
     assert all(isinstance(error, Corrupt) for error in errors)
     assert records(drive, "checkpoint-quarantined") == []
     assert "it could not be made: Unavailable: planned: no second process" in caplog.text
@@ -356,7 +360,7 @@ def test_an_outage_while_loading_is_waited_out(drive: Drive) -> None:
 def test_S7_an_outage_that_stays_while_loading_is_unreachable_and_no_fallback(drive: Drive, impatient: None) -> None:
     train(drive, [5, 10])
     drive.seen_by(1).fail_before("reader", times=None, error=Unavailable("planned: no answer"))
-    errors = untouched(Job(drive, 2))
+    errors = refused(Job(drive, 2))
     assert all(isinstance(error, Unreachable) for error in errors)
     assert errors[0].message == "rank 1: planned: no answer"
     assert len(records(drive, "generation-started")) == 2
@@ -365,17 +369,17 @@ def test_S7_an_outage_that_stays_while_loading_is_unreachable_and_no_fallback(dr
 # S4: all or nobody.
 
 
-def test_S4_nothing_is_installed_anywhere_when_one_rank_votes_no(drive: Drive) -> None:
+def test_S4_nobody_goes_on_when_one_rank_votes_no(drive: Drive) -> None:
     train(drive, [5], world=WORLD, per_rank=True)
     spoil(drive.objects(5)[3], at=DATA)
-    errors = untouched(Job(drive, WORLD))
+    errors = refused(Job(drive, WORLD))
     assert all(isinstance(error, Corrupt) for error in errors)
     assert "it is not started from zero" in errors[0].message
 
 
-def test_S4_the_others_have_verified_and_voted_and_still_install_nothing_before_the_last_has(drive: Drive) -> None:
+def test_S4_no_byte_is_written_anywhere_before_all_ranks_have_found_that_it_fits(drive: Drive) -> None:
     train(drive, [5])
-    store = TellingStore(HashStore(), "/loaded/1/")
+    store = TellingStore(HashStore(), "/fitting/1/")
     last = drive.seen_by(2).pause("reader", ".safetensors")
     mine = [Trained(seed=rank) for rank in range(3)]
     before = [trained.digest() for trained in mine]
@@ -399,6 +403,35 @@ def test_S4_the_others_have_verified_and_voted_and_still_install_nothing_before_
     assert [trained.digest() for trained in mine] == [Trained(updates=5).digest()] * 3
 
 
+def test_S4_nothing_is_installed_and_nobody_returns_before_the_last_rank_has_verified(drive: Drive) -> None:
+    train(drive, [5])
+    store = TellingStore(HashStore(), "/loaded/1/")
+    last = drive.seen_by(2).pause("reader", ".safetensors", nth=2)
+    mine = [Trained(seed=rank) for rank in range(3)]
+    before = [trained.digest()[-1] for trained in mine]
+    returned: list[int] = []
+
+    def life(client: CheckpointClient) -> int:
+        if client.rank == 2:
+            threading.Thread(target=look, daemon=True).start()
+        step = client.restore(mine[client.rank].app)
+        returned.append(client.rank)
+        return step
+
+    seen: list[tuple[list[bytes], int, str]] = []
+
+    def look() -> None:
+        assert last.arrived.wait(DEADLINE_SECONDS)
+        for _ in range(2):
+            assert store.told.acquire(timeout=DEADLINE_SECONDS)
+        seen.append(([trained.digest()[-1] for trained in mine], len(returned), drive.kinds()[-1]))
+        last.resume.set()
+
+    assert Job(drive, 3, store=store).run(life) == [5] * 3
+    assert seen == [(before, 0, "generation-started")]
+    assert [trained.digest() for trained in mine] == [Trained(updates=5).digest()] * 3
+
+
 def test_S4_a_model_of_another_shape_on_one_rank_stops_all_before_anything_is_changed(drive: Drive) -> None:
     train(drive, [5])
 
@@ -406,7 +439,7 @@ def test_S4_a_model_of_another_shape_on_one_rank_stops_all_before_anything_is_ch
         if rank == 1:
             trained.app["mean"] = torch.zeros(3)
 
-    errors = untouched(Job(drive, 3), other_shape)
+    errors = refused(Job(drive, 3), other_shape, unread=True)
     assert all(isinstance(error, Invalid) for error in errors)
     assert "float32[3], in the checkpoint float32[2]" in errors[1].message
     assert errors[0].message.startswith("rank 1: the checkpoint does not fit")
@@ -467,7 +500,7 @@ def test_S4_bytes_as_committed_that_are_no_payload_stop_all(drive: Drive, monkey
     with monkeypatch.context() as patched:
         patched.setattr(payload, "header_bytes", lambda entries: bytes(4096))
         train(drive, [5])
-    errors = untouched(Job(drive, 2))
+    errors = refused(Job(drive, 2))
     assert all(isinstance(error, Corrupt) for error in errors)
     assert "is not a sound safetensors file" in errors[0].message
     assert records(drive, "checkpoint-quarantined") == []

@@ -75,7 +75,7 @@ def test_a_younger_incarnation_is_told_at_the_next_check_and_the_heart_stops(dir
 
 
 def test_a_roll_back_is_told_at_the_next_check_and_the_heart_stops(direct: Transport) -> None:
-    heart, _ = beating(direct, [lambda: HeartbeatAnswer(generation=3, attempt=MINE, rolled_back=True)])
+    heart, _ = beating(direct, [lambda: HeartbeatAnswer(generation=3, attempt=MINE, ended="rolled back")])
     assert ended(heart)
     with pytest.raises(Fenced, match="was rolled back, which ended generation 3") as caught:
         heart.check()

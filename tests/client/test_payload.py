@@ -30,6 +30,7 @@ from ckptd.storage.memory import MemoryStorage
 from ckptd_client import dtypes, payload
 from ckptd_client.snapshot import Captured, Entry, HostSnapshot
 from ckptd_client.state import Flat, flatten, unflatten
+from tests.client.reading_back import read_back
 
 torch.set_num_threads(1)
 KEY = layout.payload_key("r", "g00000001-000000000007-a1", 0, "ab" * 8)
@@ -83,7 +84,7 @@ def test_state_to_file_to_state(chunk_bytes: int, store: Storage) -> None:
         "step": 3,
     }
     storage, ref, tree = written(state, chunk_bytes, store)
-    back: Any = unflatten(tree, payload.read(storage, ref))
+    back: Any = unflatten(tree, read_back(storage, ref))
     assert all(same_bits(back["tensors"][name], tensor) for name, tensor in state["tensors"].items())
     for found, expected in zip(back["arrays"], state["arrays"], strict=True):
         assert (found.dtype, found.shape, found.tobytes()) == (expected.dtype, expected.shape, expected.tobytes())
@@ -94,7 +95,7 @@ def test_through_a_drive(home: str) -> None:
     storage = open_storage(home)
     flat, captured = capture({"w": torch.arange(5000.0), "b": torch.ones(3, dtype=torch.bfloat16)})
     ref = payload.write(storage, KEY, captured, chunk_bytes=4096)
-    back: Any = unflatten(flat.tree, payload.read(storage, ref))
+    back: Any = unflatten(flat.tree, read_back(storage, ref))
     assert torch.equal(back["w"], torch.arange(5000.0))
     assert safetensors.torch.load(storage.get(KEY, ref.size))["shared/w"].shape == (5000,)
     with pytest.raises(AlreadyExists):
@@ -116,7 +117,7 @@ def test_data_starts_at_a_page_and_every_tensor_is_aligned() -> None:
         assert len(header) % 4096 == 0
         assert int.from_bytes(header[:8], "little") == len(header) - 8
     storage, ref, tree = written(tensors_of_all_dtypes())
-    raw = payload.read(storage, ref)
+    raw = read_back(storage, ref)
     back: Any = unflatten(tree, raw)
     for name, tensor in back.items():
         assert tensor.data_ptr() % tensor.itemsize == 0
@@ -177,7 +178,7 @@ def test_a_file_of_the_public_library_can_be_read() -> None:
     storage = MemoryStorage()
     storage.put(KEY, [data], len(data))
     ref = ObjectRef(key=KEY, size=len(data), chunk_bytes=10**6, chunks=(chunk_digest(data),))
-    raw = payload.read(storage, ref)
+    raw = read_back(storage, ref)
     assert {name: tensor.numel() for name, tensor in raw.items()} == {"a": 10, "b": 4, "c": 0}
     assert torch.equal(raw["a"].view(torch.int16), tensors["a"])
 
@@ -188,7 +189,7 @@ DAMAGE_STATE = {"w": torch.arange(600.0), "b": torch.ones(7, dtype=torch.uint8),
 def read_altered(data: bytes, ref: ObjectRef) -> None:
     storage = MemoryStorage()
     storage.put(ref.key, [data], len(data))
-    payload.read(storage, ref)
+    read_back(storage, ref)
 
 
 def test_one_flipped_bit_anywhere_is_found() -> None:
@@ -226,7 +227,7 @@ def test_cut_extended_and_missing_files_are_found() -> None:
             read_altered(altered, ref)
         assert caught.value.fields["observed"] == f"{len(altered)} bytes"
     with pytest.raises(Corrupt) as caught:
-        payload.read(MemoryStorage(), ref)
+        read_back(MemoryStorage(), ref)
     assert caught.value.fields["observed"] == "missing"
 
 
@@ -324,7 +325,7 @@ def test_a_storage_may_pass_over_the_bytes_again() -> None:
     storage = Sending(passes=3)
     flat, captured = capture({"w": torch.arange(999.0)})
     ref = payload.write(storage, KEY, captured, chunk_bytes=1000)
-    back: Any = unflatten(flat.tree, payload.read(storage, ref))
+    back: Any = unflatten(flat.tree, read_back(storage, ref))
     assert torch.equal(back["w"], torch.arange(999.0))
 
 
@@ -352,7 +353,7 @@ def test_writing_and_reading_take_no_memory_beside_the_two_buffers(tmp_path: Pat
         ref = payload.write(storage, KEY, captured, chunk_bytes=2**20)
         assert tracemalloc.get_traced_memory()[1] < 2**20
         tracemalloc.reset_peak()
-        raw = payload.read(storage, ref)
+        raw = read_back(storage, ref)
         assert tracemalloc.get_traced_memory()[1] < 2**20  # the buffer itself is torch's, which is not traced
     finally:
         tracemalloc.stop()

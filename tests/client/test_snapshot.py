@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import mmap
+import subprocess
+import sys
 import threading
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,8 +15,10 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from safetensors import safe_open
 
 from ckptd.errors import Conflict, Invalid
+from ckptd_client import packing, payload, snapshot
 from ckptd_client.snapshot import Captured, HostSnapshot, lay_out
 from ckptd_client.state import TensorSource, flatten
 
@@ -100,14 +107,15 @@ def test_the_layout_has_no_gaps_and_keeps_alignment(shapes: list[tuple[str, int]
 
 
 def test_the_buffer_is_reused_and_grows_only_when_it_must() -> None:
-    snapshot = HostSnapshot()
-    snapshot.reserve(1000)
+    snapshot, page = HostSnapshot(), mmap.PAGESIZE
+    assert snapshot.reserve([flatten(torch.ones(250), "s")]) == 1000
     place = snapshot._buffer.data_ptr()
-    for size in (10, 250, 100):
+    assert place % page == 0
+    for size in (10, 250, page // 4):
         snapshot.capture([flatten(torch.ones(size), "s")]).release()
-        assert (snapshot.capacity_bytes, snapshot._buffer.data_ptr()) == (1000, place)
-    captured = snapshot.capture([flatten(torch.ones(251), "s")])
-    assert snapshot.capacity_bytes == len(captured.data) == 1004
+        assert (snapshot.capacity_bytes, snapshot._buffer.data_ptr()) == (page, place)
+    captured = snapshot.capture([flatten(torch.ones(page // 4 + 1), "s")])
+    assert (snapshot.capacity_bytes, len(captured.data)) == (2 * page, page + 4)
 
 
 def test_one_save_at_a_time() -> None:
@@ -116,7 +124,7 @@ def test_one_save_at_a_time() -> None:
     with pytest.raises(Conflict, match="belongs to the save before"):
         snapshot.capture([flat])
     with pytest.raises(Conflict):
-        snapshot.reserve(10**6)
+        snapshot.reserve([flat])
     assert not snapshot.wait(0.0)
     assert bytes_of(first, "s") == np.ones(4, np.float32).tobytes()
 
@@ -157,7 +165,114 @@ def test_capturing_needs_no_second_copy() -> None:
     weight = torch.ones(4_000_000)
     flat = flatten({"w": weight, "t": weight.view(2000, 2000).T}, "s")
     snapshot = HostSnapshot()
-    snapshot.reserve(2 * weight.nbytes)
+    snapshot.reserve([flat])
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
         snapshot.capture([flat]).release()
     assert max((event.self_cpu_memory_usage for event in profile.key_averages()), default=0) < 1_000_000
+
+
+# Filled while others read.
+
+
+def test_bytes_are_given_out_as_they_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packing, "MOVE_BYTES", 1 << 18)
+    weight, seen = torch.arange(1 << 18, dtype=torch.float32), list[int]()
+    captured = HostSnapshot().begin([flatten({"w": weight}, "s")])
+    real = captured._arrived
+
+    def arrived(end: int) -> None:
+        real(end)
+        captured.until(end)
+        seen.append(end)
+        assert bytes(captured.region[:end]) == weight.numpy().tobytes()[:end]
+
+    monkeypatch.setattr(captured, "_arrived", arrived)
+    captured.fill()
+    assert seen == [*[at << 18 for at in range(1, 5)], 1 << 20, 1 << 20]
+    assert bytes(captured.data) == weight.numpy().tobytes()
+
+
+def test_who_needs_bytes_waits_for_them() -> None:
+    weight, got = torch.arange(1000.0), list[bytes]()
+    captured = HostSnapshot().begin([flatten({"w": weight}, "s")])
+    reader = threading.Thread(target=lambda: got.append(bytes(captured.data)))
+    reader.start()
+    captured.fill()
+    reader.join(60.0)
+    assert got == [weight.numpy().tobytes()]
+
+
+def test_a_copy_that_fails_or_hangs_is_told_to_who_waits_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    snapshot_, flat = HostSnapshot(), flatten({"w": torch.ones(4)}, "s")
+    monkeypatch.setattr(snapshot, "FILL_SECONDS", 0.05)
+    with snapshot_.begin([flat]) as captured, pytest.raises(Invalid, match=r"is not complete after"):
+        _ = captured.data
+
+    def fail(*args: object) -> None:
+        raise RuntimeError("the device is gone")
+
+    monkeypatch.setattr(snapshot, "pack", fail)
+    with snapshot_.begin([flat]) as captured:
+        with pytest.raises(RuntimeError):
+            captured.fill()
+        with pytest.raises(Invalid, match="the copy of the state failed: the device is gone"):
+            captured.until(1)
+
+
+def test_a_hundred_thousand_small_tensors_are_stored_as_they_are(tmp_path: Path) -> None:
+    count = 100_000
+    rows = torch.randn(count, 3)
+    state = {f"layer{index}": row for index, row in enumerate(rows.unbind())}
+    state["odd"] = torch.arange(5, dtype=torch.uint8)
+    with HostSnapshot().capture([flatten(state, "s")]) as captured:
+        assert len(captured.entries) == count + 1
+        assert bytes(captured.data) == rows.numpy().tobytes() + bytes(range(5))
+        header = payload.header_bytes(captured.entries)
+        path = tmp_path / "file"
+        path.write_bytes(header + captured.data)
+    with safe_open(path, "pt") as file:  # by the public library, which checks that the tensors cover the data
+        assert len(file.keys()) == count + 1
+        assert torch.equal(file.get_tensor("s/layer77777"), rows[77777])
+    assert json.loads(header[8:])["s/odd"] == {
+        "dtype": "U8", "shape": [5], "data_offsets": [12 * count, 12 * count + 5],
+    }  # fmt: skip
+
+
+def test_a_forked_child_keeps_no_bytes_of_a_save() -> None:
+    """As a data loader's worker would; in a process without threads, because only such a one may fork."""
+    program = """
+import os, torch
+from ckptd_client.snapshot import HostSnapshot
+from ckptd_client.state import flatten
+captured = HostSnapshot().capture([flatten(torch.ones(1000, dtype=torch.uint8), "s")])
+child = os.fork()
+if child == 0:
+    os._exit(any(captured.data))
+assert os.waitpid(child, 0)[1] == 0, "the child sees the bytes"
+assert all(captured.data)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+# Tensors on a GPU: what is asked of CUDA. There is none where the tests run, so its calls are recorded.
+
+
+def test_the_buffer_is_pinned_once_and_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Runtime:
+        calls: list[tuple[str, int]] = []
+
+        def cudaHostRegister(self, place: int, size: int, flags: int) -> int:
+            self.calls.append(("register", size))
+            return 0
+
+        def cudaHostUnregister(self, place: int) -> int:
+            self.calls.append(("unregister", 0))
+            return 0
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "cudart", Runtime)
+    host, page = HostSnapshot(), mmap.PAGESIZE
+    for size in (page, 10, 3 * page):
+        host.capture([flatten(torch.zeros(size, dtype=torch.uint8), "s")]).release()
+    assert Runtime.calls == [("register", page), ("unregister", 0), ("register", 3 * page)]

@@ -150,14 +150,18 @@ def test_an_outage_stops_no_training_and_its_saves_come_home_to_the_bit(drive: D
     assert [first.status, second.status] == ["queued", "queued"]
     assert [first.spooled, second.spooled] == [True, True]
     assert len(job.files()) == 2
-    assert job.clients[0].counts == {"queued": 2, "durable": 0, "failed": 0, "superseded": 0, "spooled": 2}
+    assert job.clients[0].counts == {
+        "queued": 2, "durable": 0, "failed": 0, "superseded": 0, "skipped": 0, "spooled": 2,
+    }  # fmt: skip
     assert (job.clients[0].durable_step, job.clients[0].durable_age_seconds) == (None, None)
     end()
     job.clients[0].wait()
     assert [first.status, second.status] == ["durable", "durable"]
     assert job.files() == []
     assert drive.steps() == [1, 2]
-    assert job.clients[0].counts == {"queued": 0, "durable": 2, "failed": 0, "superseded": 0, "spooled": 2}
+    assert job.clients[0].counts == {
+        "queued": 0, "durable": 2, "failed": 0, "superseded": 0, "skipped": 0, "spooled": 2,
+    }  # fmt: skip
     assert job.clients[0].durable_step == 2
     assert 0.0 <= job.clients[0].durable_age_seconds < DEADLINE_SECONDS
     job.auditor.assert_clean(acknowledged=[1, 2])
@@ -263,7 +267,9 @@ def test_the_oldest_waiting_save_is_given_up_when_one_too_many_comes(
     end()
     job.clients[0].wait()
     assert drive.steps() == [4, 5]
-    assert job.clients[0].counts == {"queued": 0, "durable": 2, "failed": 0, "superseded": 3, "spooled": 5}
+    assert job.clients[0].counts == {
+        "queued": 0, "durable": 2, "failed": 0, "superseded": 3, "skipped": 0, "spooled": 5,
+    }  # fmt: skip
     assert drive.kinds().count("save-aborted") == 3
     job.auditor.assert_clean(acknowledged=[4, 5])
 
@@ -425,7 +431,7 @@ def test_every_rank_spools_its_own_part_and_rank_0_commits_when_all_are_there(
         ["failed"] * world, ["durable"] * world, ["durable"] * world,
     ]  # fmt: skip
     for rank, client in enumerate(job.clients):
-        assert client.counts == {"queued": 0, "durable": 2, "failed": 0, "superseded": 1, "spooled": 3}
+        assert client.counts == {"queued": 0, "durable": 2, "failed": 0, "superseded": 1, "skipped": 0, "spooled": 3}
         assert client.durable_step == 3
         assert job.files(rank) == []
     job.auditor.assert_clean(acknowledged=[2, 3])
@@ -511,7 +517,7 @@ def test_W5_an_unknown_commit_is_found_out_in_the_background(drive: Drive, caplo
         assert handle.error is None
         assert client.durable_step == 1
         assert (lost.fired, drive.steps()) == (1, [1])
-        assert client.counts == {"queued": 0, "durable": 1, "failed": 0, "superseded": 0, "spooled": 0}
+        assert client.counts == {"queued": 0, "durable": 1, "failed": 0, "superseded": 0, "skipped": 0, "spooled": 0}
         assert drive.kinds().count("checkpoint-committed") == 1
         words = [r.getMessage() for r in caplog.records if "step 1" in r.getMessage()]
         assert words[-1] == "save of step 1 durable after all (g00000001-000000000001-r1)"
@@ -544,7 +550,7 @@ def test_W5_the_next_save_goes_on_while_an_outcome_is_unknown_and_settles_it(dri
         with pytest.raises(Conflict, match="step 1 is before step 2"):
             first.wait(DEADLINE_SECONDS)
         assert first.superseded
-        assert client.counts == {"queued": 0, "durable": 2, "failed": 0, "superseded": 1, "spooled": 0}
+        assert client.counts == {"queued": 0, "durable": 2, "failed": 0, "superseded": 1, "skipped": 0, "spooled": 0}
     assert drive.steps() == [0, 2]
 
 

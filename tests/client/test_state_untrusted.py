@@ -13,7 +13,7 @@ from pydantic import JsonValue
 
 from ckptd.errors import Corrupt, Invalid
 from ckptd_client.state import flatten, unflatten
-from ckptd_client.unflatten import _Builder
+from ckptd_client.unflatten import _Builder, _Views
 
 FOUR_BYTES = {"t": torch.arange(4, dtype=torch.uint8)}
 
@@ -130,7 +130,7 @@ nodes = st.recursive(
     | st.sampled_from(["t", "<f4", "uint8"]),
     lambda inner: (
         st.lists(inner, max_size=4)
-        | st.dictionaries(st.sampled_from([*_Builder({})._kinds, "other"]), inner, min_size=1, max_size=1)
+        | st.dictionaries(st.sampled_from([*_Builder(_Views({}))._kinds, "other"]), inner, min_size=1, max_size=1)
     ),
     max_leaves=15,
 )

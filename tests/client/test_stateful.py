@@ -21,6 +21,7 @@ from ckptd_client import payload
 from ckptd_client.snapshot import HostSnapshot
 from ckptd_client.state import flatten, unflatten
 from ckptd_client.stateful import canonical_state_dict, check, collect, install
+from tests.client.reading_back import read_back
 
 torch.set_num_threads(1)
 
@@ -61,7 +62,7 @@ def stored(app_state: dict[str, Any]) -> dict[str, Any]:
     storage = MemoryStorage()
     with HostSnapshot().capture([flat]) as captured:
         ref = payload.write(storage, "runs/r/data/x", captured)
-    loaded: Any = unflatten(flat.tree, payload.read(storage, ref))
+    loaded: Any = unflatten(flat.tree, read_back(storage, ref))
     return dict(loaded)
 
 

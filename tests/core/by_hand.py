@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from ckptd import layout
 from ckptd.digests import ZERO_SHA256, chunk_digest, sha256_hex
 from ckptd.encoding import encode, record, sealed
 from ckptd.history import advance, judge
 from ckptd.ledger import Ledger
-from ckptd.manifest import Manifest, ManifestRef, ObjectRef, Part
+from ckptd.manifest import Borrowed, Manifest, ManifestRef, ObjectRef, Part
 from ckptd.records import (
     AttemptOpened,
     Body,
@@ -20,8 +22,9 @@ from ckptd.records import (
     SaveAborted,
 )
 from ckptd.second import Reading, read_here
+from ckptd.slots import all_slots
 from ckptd.state import RunState
-from ckptd.storage.base import Storage
+from ckptd.storage.base import Buffer, Storage
 from ckptd.upkeep_records import CheckpointQuarantined
 from ckptd.verdicts import Verdict
 from ckptd.wire import BeginRequest, CommitRequest, OpenRequest
@@ -70,12 +73,14 @@ def ready(generation: int, attempt: str) -> GenerationReady:
     return GenerationReady(generation=generation, attempt=attempt)
 
 
-def committed(generation: int, step: int, count: int = 1, *, content: str = "x") -> CheckpointCommitted:
+def committed(
+    generation: int, step: int, count: int = 1, *, content: str = "x", borrows: tuple[str, ...] = ()
+) -> CheckpointCommitted:
     """A commit of a manifest nobody wrote: enough for rules that look at the log alone."""
     name, digest = save(generation, step, count), sha256_hex(content.encode())
     ref = ManifestRef(key=layout.manifest_key(RUN, name, digest), size=1, sha256=digest)
     return CheckpointCommitted(
-        generation=generation, save=name, step=step, manifest=ref, payload_bytes=1, writers=1, metrics={}
+        generation=generation, save=name, step=step, manifest=ref, payload_bytes=1, writers=1, borrows=borrows
     )
 
 
@@ -111,8 +116,8 @@ class HandLog:
     def __init__(self, storage: Storage, run: str = RUN) -> None:
         self.storage, self.run = storage, run
         self.seq, self.digest = 0, ZERO_SHA256
-        for name in storage.list(layout.log_folder(run)):
-            self._step(storage.get(f"{layout.log_folder(run)}/{name}", 1 << 20))
+        for seq in all_slots(storage, run):
+            self._step(storage.get(layout.log_key(run, seq), 1 << 20))
 
     def add(self, *bodies: Body, **changes: object) -> int:
         """The slot of the last one. `changes` replaces fields of the envelope."""
@@ -133,23 +138,41 @@ def content(save: str, writer: int) -> bytes:
     return f"payload of writer {writer} of {save}, which fills a few chunks of it".encode()
 
 
-def write_payload(storage: Storage, save: str, writer: int, run: str = RUN) -> ObjectRef:
-    data = content(save, writer)
+def write_payload(
+    storage: Storage, save: str, writer: int, run: str = RUN, pieces: Sequence[Buffer] = ()
+) -> ObjectRef:
+    """With the content of that writer, or with `pieces`."""
+    data = b"".join(pieces) or content(save, writer)
     key = layout.payload_key(run, save, writer, layout.new_nonce())
-    storage.put(key, [data], len(data))
-    chunks = tuple(chunk_digest(data[start : start + CHUNK]) for start in range(0, len(data), CHUNK))
-    return ObjectRef(key=key, size=len(data), chunk_bytes=CHUNK, chunks=chunks)
+    storage.put(key, pieces or [data], len(data))
+    chunk = 1024 * CHUNK if pieces else CHUNK
+    chunks = tuple(chunk_digest(data[start : start + chunk]) for start in range(0, len(data), chunk))
+    return ObjectRef(key=key, size=len(data), chunk_bytes=chunk, chunks=chunks)
+
+
+def borrowing(*manifests: Manifest) -> tuple[Borrowed, ...]:
+    """The first object that each of these saves wrote, without its bytes being looked at."""
+    return tuple(Borrowed(save=m.save, object=m.written()[0], names=("shared.w",)) for m in manifests)
 
 
 def write_save(
-    storage: Storage, generation: int, step: int, *, count: int = 1, writers: int = 2, run: str = RUN
+    storage: Storage,
+    generation: int,
+    step: int,
+    *,
+    count: int = 1,
+    writers: int = 2,
+    run: str = RUN,
+    borrowed: tuple[Borrowed, ...] = (),
+    chunks: Sequence[Buffer] = (),
 ) -> CommitRequest:
-    """A save as clients leave it before the commit: payload, parts, manifest."""
+    """A save as clients leave it before the commit: payload, parts, manifest. Writer 0 borrows what is `borrowed`."""
     name = save(generation, step, count)
     parts = []
     for writer in range(writers):
-        ref = write_payload(storage, name, writer, run)
+        ref = write_payload(storage, name, writer, run, chunks)
         part = Part(run=run, generation=generation, save=name, step=step, writer=writer, payload=ref)
+        part = part.model_copy(update={"borrowed": borrowed if writer == 0 else ()})
         parts.append(part)
         data = part.stored()
         storage.put(layout.part_key(run, name, writer, layout.new_nonce()), [data], len(data))

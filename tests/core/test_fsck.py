@@ -120,10 +120,10 @@ def test_a_kind_that_a_later_version_wrote(storage: MemoryStorage, ledger: Ledge
 
 
 def test_a_name_that_is_no_slot_and_one_that_is_no_save(storage: MemoryStorage, ledger: Ledger) -> None:
-    for key in ("log/0000.json", "manifests/notes/x", "data/notes/x"):
+    for key in ("log/0000.json", "log/00000000000001/0000000000000001.json", "manifests/notes/x", "data/notes/x"):
         storage.put(f"runs/{RUN}/{key}", [b"x"], 1)
     assert {severity for severity, _ in found(check(storage))} == {"strange"}
-    assert len(check(storage).findings) == 3
+    assert len(check(storage).findings) == 4
 
 
 def test_a_manifest_that_is_gone_or_other(storage: MemoryStorage, ledger: Ledger) -> None:
@@ -165,7 +165,7 @@ def test_leftovers(storage: MemoryStorage, ledger: Ledger) -> None:
     assert {finding.save for finding in answer.findings} == {lost.save}
     assert all("not committed yet" in finding.detail for finding in answer.findings)
     live(ledger, B)
-    assert all("generation 2 has started" in finding.detail for finding in check(storage).findings)
+    assert all("its generation ended; 2 is the last" in finding.detail for finding in check(storage).findings)
     beside = write_payload(storage, save(1, 3), 0)  # a second try of a writer whose first one was committed
     assert ("leftover", beside.key) in found(check(storage))
     storage.put(f"runs/{RUN}/tmp/0123", [b"x"], 1)

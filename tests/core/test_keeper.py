@@ -84,7 +84,7 @@ def test_a_roll_back_fences_the_running_job(ledger: Ledger, keeper: Keeper, inne
     live(ledger)
     commit(ledger, inner, 1, 2, 3)
     keeper.rollback(RUN, save(1, 1), who="ann", reason="the loss explodes")
-    assert ledger.current(RUN).rolled_back
+    assert ledger.current(RUN).ended == "rolled back"
     with pytest.raises(Fenced, match="rolled back"):
         ledger.commit(RUN, write_save(inner, 1, 4))
     assert ledger.save_status(RUN, save(1, 4)).status == "fenced"
@@ -92,7 +92,7 @@ def test_a_roll_back_fences_the_running_job(ledger: Ledger, keeper: Keeper, inne
     answer = ledger.begin(RUN, beginning(B))
     assert answer.checkpoint is not None
     assert answer.checkpoint.save == save(1, 1)
-    assert not ledger.current(RUN).rolled_back
+    assert not ledger.current(RUN).ended
     Auditor(inner, RUN).assert_clean()
 
 
@@ -234,14 +234,34 @@ def test_K2_what_a_killed_writer_left_without_a_name_goes_with_its_generation(
     live(ledger)
     ledger.open(RUN, opening(B))
     ledger.begin(RUN, beginning(B))
-    left = [f"{layout.tmp_folder(layout.payload_key(RUN, save(g, 1), 0, 'n'))}/nonce" for g in (1, 2)]
+    keys = [layout.payload_key(RUN, save(g, 1), 0, "n") for g in (1, 2)]
+    keys += [layout.manifest_key(RUN, save(g, 1), "0" * 64) for g in (1, 2)]
+    left = [f"{layout.tmp_folder(key)}/nonce-{number}" for number, key in enumerate(keys)]
     record = f"{layout.tmp_folder(layout.log_key(RUN, 1))}/nonce"
     for key in (*left, record):
         inner.put(key, [b"x"], 1)
+    assert keeper.collect(RUN).objects == 2
+    for key in (left[0], left[2]):
+        with pytest.raises(NotFound):
+            inner.size(key)
+    assert {inner.size(key) for key in (left[1], left[3], record)} == {1}
+
+
+def test_K2_what_a_killed_writer_left_of_a_record_goes_when_its_slots_are_full(
+    ledger: Ledger, keeper: Keeper, inner: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(layout, "SEGMENT_SLOTS", 4)
+    live(ledger)  # four records: slots 1 to 3 are in segment 0, slot 4 in segment 1
+    left = [f"{layout.tmp_folder(layout.log_key(RUN, seq))}/nonce" for seq in (3, 4)]
+    for key in left:
+        inner.put(key, [b"x"], 1)
     assert keeper.collect(RUN).objects == 1
-    assert inner.list(layout.unnamed_folder(RUN)) == ["g00000002", "nonce"]
     with pytest.raises(NotFound):
         inner.size(left[0])
+    assert inner.size(left[1]) == 1  # whoever wrote it may still name it
+    commit(ledger, inner, 1, 2, 3)  # up to slot 7
+    assert keeper.collect(RUN).objects == 1
+    assert inner.list(layout.unnamed_folder(RUN)) == []
 
 
 def test_K1_killed_between_record_and_deletion_the_next_pass_goes_on(

@@ -121,7 +121,12 @@ def test_a_part_says_its_writer(writer: int) -> None:
 
 
 def test_temporary_files_lie_in_the_same_run() -> None:
-    assert layout.tmp_folder("runs/r/log/1.json") == "runs/r/tmp"
+    assert layout.tmp_folder("runs/r/log/00000000000000/1.json") == "runs/r/tmp/00000000000000"
+    assert layout.tmp_folder(layout.log_key("r", 2345)) == "runs/r/tmp/00000000000023"
+    assert layout.tmp_folder(layout.snapshot_key("r", 2345, "0" * 64)) == "runs/r/tmp/00000000000023"
+    save = "g00000007-000000000001-a1"
+    for key in (layout.part_key("r", save, 0, "0" * 64), layout.manifest_key("r", save, "0" * 64)):
+        assert layout.tmp_folder(key) == "runs/r/tmp/g00000007"
     assert layout.tmp_folder("runs/r/data/g/s/x") == "runs/r/tmp"
     assert layout.tmp_folder(layout.payload_key("r", "g00000007-000000000001-a1", 0, "n")) == "runs/r/tmp/g00000007"
     assert layout.tmp_folder(layout.ROOT_MARKER) == "tmp"

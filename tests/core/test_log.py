@@ -16,6 +16,7 @@ from ckptd.encoding import MAX_RECORD_BYTES, sealed
 from ckptd.errors import Conflict, Corrupt, Fenced, NotFound, NotInitialised, OutcomeUnknown, Unavailable
 from ckptd.log import RunLog
 from ckptd.records import Body
+from ckptd.slots import all_slots
 from ckptd.state import RunState
 from ckptd.storage.base import Storage
 from ckptd.storage.memory import MemoryStorage
@@ -71,8 +72,7 @@ def append(log: RunLog, body: Body, deadline_seconds: float = 2.0) -> str:
 
 
 def kinds(storage: Storage) -> list[str]:
-    names = storage.list(layout.log_folder(RUN))
-    return [str(json.loads(storage.get(f"{layout.log_folder(RUN)}/{n}", 1 << 20))["rid"]) for n in names]
+    return [str(json.loads(storage.get(slot(seq), 1 << 20))["rid"]) for seq in all_slots(storage, RUN)]
 
 
 def release(late: Delayed) -> None:
@@ -100,6 +100,7 @@ def test_names_that_are_no_slots_are_passed_over(inner: Storage) -> None:
     HandLog(inner).add(*START)
     for name in ("README", "0000000000000009.json.tmp", "12.json", ".nfs0000"):
         inner.put(f"{layout.log_folder(RUN)}/{name}", [b"x"], 1)
+        inner.put(f"{layout.segment_folder(RUN, 0)}/{name}", [b"x"], 1)
     assert a_log(inner).replay().seq == 3
 
 
@@ -107,7 +108,7 @@ def test_L1_slots_are_numbered_from_1_without_a_gap(inner: Storage) -> None:
     log = a_log(inner)
     for body in LIVE:
         append(log, body)
-    assert inner.list(layout.log_folder(RUN)) == [f"{seq:016d}.json" for seq in range(1, 5)]
+    assert inner.list(layout.segment_folder(RUN, 0)) == [f"{seq:016d}.json" for seq in range(1, 5)]
 
 
 @pytest.mark.parametrize("gone", [1, 2, 3])
@@ -120,7 +121,7 @@ def test_L1_a_missing_slot_before_a_filled_one_makes_the_run_read_only(inner: St
             attempt()
         assert caught.value.fields["object"] == slot(gone)
     assert log.state.seq == gone - 1
-    assert slot(5) not in [slot(layout.seq_of(n) or 0) for n in inner.list(layout.log_folder(RUN))]
+    assert 5 not in all_slots(inner, RUN)
 
 
 @pytest.mark.parametrize("which", [1, 2, 3])
@@ -171,7 +172,7 @@ def test_L3_a_damaged_slot_is_named(inner: Storage, damage: bytes, message: str)
     assert log.state.seq == 2
 
 
-@pytest.mark.parametrize("change", [{"kind": "run-closed"}, {"version": 2}])
+@pytest.mark.parametrize("change", [{"kind": "run-renamed"}, {"version": 2}])
 def test_L3_a_record_of_a_younger_version_makes_the_run_read_only_here(
     inner: Storage, change: dict[str, object]
 ) -> None:

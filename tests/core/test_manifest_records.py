@@ -27,6 +27,8 @@ from ckptd.upkeep_records import (
     CheckpointUnpinned,
     CheckpointVerified,
     RolledBack,
+    RunClosed,
+    RunReopened,
 )
 from tests.core.by_hand import ME, A, aborted, committed, created, opened, quarantined, ready, save, started
 
@@ -48,6 +50,8 @@ BODIES: list[Body] = [
     CheckpointVerified(save=SAVE, reader=ME),
     CheckpointsRetired(saves=(SAVE,)),
     CheckpointsPurged(saves=(SAVE,)),
+    RunClosed(who="me", reason="done"),
+    RunReopened(who="me", turn=1),
 ]
 
 

@@ -50,4 +50,4 @@ def test_a_name_remembered_as_absent_is_found_on_the_other_host(folder: str) -> 
         assert not (TWO / folder / "root" / key).exists()
         one.put(key, [b"x"], 1)
         assert two.get(key, 1) == b"x"
-        assert layout.log_key("r", number).rpartition("/")[2] in two.list(layout.log_folder("r"))
+        assert layout.log_key("r", number).rpartition("/")[2] in two.list(layout.segment_folder("r", 0))

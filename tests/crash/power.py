@@ -32,7 +32,7 @@ from ckptd.testing.drives import CuttableDrive, FileSystem, mounted
 from ckptd.wire import AbortRequest
 from tests.core.by_hand import RUN, A, B, C, a_ledger, beginning, opening, save, write_save
 from tests.crash.looks import accepted, half_visible
-from tests.crash.scenes import a_verifier
+from tests.crash.scenes import a_verifier, large_payload
 from tests.crash.weakened import WEAKENED
 
 SAMPLE = 12  # moments inside of operations
@@ -65,15 +65,14 @@ class Step:
     resumes: int | None = None
 
 
-def _commit(generation: int, step: int) -> Step:
+def _commit(generation: int, step: int, *, large: bool = False) -> Step:
     name = save(generation, step)
-    return Step(
-        f"save {step}",
-        lambda ledger: ledger.commit(RUN, write_save(ledger.storage, generation, step)),
-        f"commit:{name}:",
-        name,
-        step,
-    )
+
+    def do(ledger: Ledger) -> None:
+        chunks = large_payload(name) if large else ()
+        ledger.commit(RUN, write_save(ledger.storage, generation, step, chunks=chunks))
+
+    return Step(f"save {step}", do, f"commit:{name}:", name, step)
 
 
 def _start(attempt: str, generation: int) -> list[Step]:
@@ -99,7 +98,7 @@ HISTORY = [
     ),
     _commit(1, 30),
     *_start(B, 2),
-    _commit(2, 40),
+    _commit(2, 40, large=True),
     Step("verify 30", lambda ledger: keeper(ledger).verify(RUN, save(1, 30)), f"verify:{save(1, 30)}:"),
     Step("verify 40", lambda ledger: keeper(ledger).verify(RUN, save(2, 40)), f"verify:{save(2, 40)}:"),
     Step("retire", lambda ledger: keeper(ledger).retire(RUN, Policy(keep_last=2)), "retire:0"),

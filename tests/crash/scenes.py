@@ -5,6 +5,7 @@ Add an operation by adding a line to `SCENES`.
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,8 +17,8 @@ from ckptd.manifest import Manifest, ManifestRef, ObjectRef
 from ckptd.records import Damage
 from ckptd.retention import Policy
 from ckptd.second import Reading, read_here
-from ckptd.storage import init_root
-from ckptd.storage.base import Storage
+from ckptd.storage import init_root, publish
+from ckptd.storage.base import Buffer, Storage
 from ckptd.storage.local import LocalStorage
 from ckptd.wire import AbortRequest, CommitRequest, DamageReport
 from tests.core.by_hand import (
@@ -28,6 +29,7 @@ from tests.core.by_hand import (
     B,
     a_ledger,
     beginning,
+    content,
     live,
     opening,
     save,
@@ -35,6 +37,7 @@ from tests.core.by_hand import (
 )
 
 Do = Callable[[Ledger], object]
+LARGE_BYTES = 16 * mmap.PAGESIZE
 SAVE_10, SAVE_20, SAVE_30, SAVE_40 = (save(1, step) for step in (10, 20, 30, 40))
 
 
@@ -58,6 +61,7 @@ class Scene:
     damaged: tuple[str, ...] = ()
     becomes: str | None = None  # the save that is durable once the operation is acknowledged
     every: bool = False  # whether `make test` tries every point of it, too
+    on_drive: bool = False  # whether it is about what a drive has, and memory has not
 
     def prepare(self, root: Path) -> None:
         init_root(str(root))
@@ -89,6 +93,22 @@ def _save(ledger: Ledger) -> None:
     """As a client saves, and as it looks before it tries again."""
     if ledger.save_status(RUN, SAVE_30).status != "durable":
         ledger.commit(RUN, write_save(ledger.storage, 1, 30))
+
+
+def large_payload(save: str) -> list[Buffer]:
+    """A payload that this process writes as large ones are: its begin and end through the cache, the middle past it,
+    by another thread."""
+    vars(publish)["LARGE_BYTES"] = LARGE_BYTES
+    memory = mmap.mmap(-1, LARGE_BYTES)
+    memory[:] = bytes(range(256)) * (LARGE_BYTES // 256)
+    return [b"x" * mmap.PAGESIZE, memoryview(memory), content(save, 0)]
+
+
+def _save_large(ledger: Ledger) -> None:
+    """As `_save`."""
+    if ledger.save_status(RUN, SAVE_30).status != "durable":
+        request = write_save(ledger.storage, 1, 30, writers=1, chunks=large_payload(SAVE_30))
+        ledger.commit(RUN, request)
 
 
 def _written(ledger: Ledger) -> CommitRequest:
@@ -161,6 +181,15 @@ SCENES = [
     Scene("begin", BEGIN_B, f"begin:{B}:0", _then(OPEN_B), every=True),
     Scene("ready", lambda ledger: ledger.ready(RUN, B, 2), f"ready:{B}:2", _then(OPEN_B, BEGIN_B)),
     Scene("save", _save, f"commit:{SAVE_30}:", _two_saves, (20, 30), becomes=SAVE_30),
+    Scene(
+        "large save",
+        _save_large,
+        f"commit:{SAVE_30}:",
+        _two_saves,
+        (20, 30),
+        becomes=SAVE_30,
+        on_drive=True,
+    ),
     Scene(
         "commit",
         lambda ledger: ledger.commit(RUN, _written(ledger)),

@@ -122,6 +122,13 @@ def faults(calls: list[Call]) -> Iterator[Fail]:
                 yield Fail(call.name, call.nth, "EIO")
             case "write" if "pipe:" not in call.args:
                 yield Fail(call.name, call.nth, "ENOSPC")
+            case "pwrite64":
+                yield Fail(call.name, call.nth, "ENOSPC")
+                yield Fail(call.name, call.nth, "EIO")
+                yield Fail(call.name, call.nth, "EINVAL")
+            case "fallocate":
+                yield Fail(call.name, call.nth, "ENOSPC")
+                yield Fail(call.name, call.nth, "EOPNOTSUPP")
             case "openat" | "mkdirat":
                 yield Fail(call.name, call.nth, "ENOSPC")
             case "linkat":
@@ -135,8 +142,9 @@ def faults(calls: list[Call]) -> Iterator[Fail]:
 
 def _could_be_lost(outcome: Outcome, root: Path) -> Iterator[str]:
     """What a power cut could take of the log, and of what its commits name; the rest nobody was told of."""
-    named = [f"{layout.log_folder(RUN)}/{path.name}" for path in (root / layout.log_folder(RUN)).iterdir()]
-    for path in (root / layout.log_folder(RUN)).iterdir():
+    slots = list((root / layout.log_folder(RUN)).glob("*/*"))
+    named = [str(path.relative_to(root)) for path in slots]
+    for path in slots:
         record = json.loads(path.read_bytes())
         if record["kind"] == "checkpoint-committed":
             key = record["body"]["manifest"]["key"]
@@ -160,7 +168,7 @@ def sweep(scene: Scene, *, sample: int | None, seed: int, first: bool) -> Row:
     """All points of one operation, or a seeded sample of them; up to the first finding, if that is enough."""
     row, began = Row(scene.name), time.monotonic()
     dice = random.Random(f"{seed} {scene.name}")
-    with tempfile.TemporaryDirectory(prefix="ckptd-sweep-", dir=MEMORY) as folder:
+    with tempfile.TemporaryDirectory(prefix="ckptd-sweep-", dir=None if scene.on_drive else MEMORY) as folder:
         bench = Bench(scene, Path(folder))
         calls, wrong = bench.points()
         row.findings += [f"undisturbed: {what}" for what in wrong]
@@ -205,7 +213,8 @@ def _fail(bench: Bench, fail: Fail, row: Row) -> None:
     root = bench.copy()
     outcome = bench.run(root, fail)
     where = f"{fail.name} #{fail.nth} {fail.error}"
-    if len(outcome.injected) != 1 or outcome.answer is None:
+    threads = {call.thread for call in outcome.injected}  # each counts its own calls
+    if not outcome.injected or len(outcome.injected) != len(threads) or outcome.answer is None:
         row.findings.append(f"{where}: it did not fail there ({len(outcome.injected)} times)")
         return
     told = outcome.answer

@@ -103,8 +103,9 @@ def test_S7_a_host_with_an_old_listing_finds_out_at_its_append(drive: Drive) -> 
     """It remembers an empty log, and that there is no slot 1, 2, 3, ..: it is not told that the run is new."""
     one, two = drive.ledger(drive.one), drive.ledger(drive.two)
     live(one)
-    drive.two.order(Trouble("readdir", "/log", stale=True))
-    assert len(two.storage.list(layout.log_folder(RUN))) == 4
+    folder = layout.segment_folder(RUN, 0)
+    drive.two.order(Trouble("readdir", folder, stale=True))
+    assert len(two.storage.list(folder)) == 4
     drive.remember(drive.two)
     for step in (10, 20, 30):
         commit(drive, one, 1, step)

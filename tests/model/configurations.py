@@ -56,6 +56,7 @@ PEOPLE = Bounds(
 COLLECTION = Bounds(
     saves=3, commits=3, aborts=True, verifies=True, retires=1, objects=True, strays=1, history=UNDER_WAY
 )
+BORROWING = Bounds(saves=3, commits=4, verifies=True, retires=2, borrows=1, objects=True, strays=1, history=UNDER_WAY)
 
 CONFIGURATIONS = {
     "starts": STARTS,
@@ -64,6 +65,7 @@ CONFIGURATIONS = {
     "retention": RETENTION,
     "people": PEOPLE,
     "collection": COLLECTION,
+    "borrowing": BORROWING,
 }
 DEEP = {
     "starts": replace(STARTS, fallbacks=2),
@@ -73,4 +75,5 @@ DEEP = {
     "retention": replace(RETENTION, quarantines=2),
     "people": replace(PEOPLE, fallbacks=1, pins=2),
     "collection": replace(COLLECTION, commits=4, retires=2),
+    "borrowing": replace(BORROWING, borrows=2),
 }

@@ -44,6 +44,7 @@ def apply(rules: Rules, fold: Fold, record: Record) -> Fold:
         case Kind.COMMITTED:
             return fold._replace(
                 parents=(*fold.parents, (save, fold.tip)),
+                lenders=(*fold.lenders, (save, record.lender)) if record.lender else fold.lenders,
                 tip=save,
                 committed=fold.committed | bit(save),
                 doubts=0,
@@ -127,7 +128,7 @@ class Logs:
         known = self._refused.get(log)
         if known is None:
             fold = self.folds[log]
-            asked = requests(fold.opened, len(fold.generations), max(fold.turns), fold.rollbacks)
+            asked = requests(fold.opened, len(fold.generations), max(fold.turns), fold.rollbacks, fold.retired)
             known = frozenset(request for request in asked if never(self.rules, fold, request))
             self._refused[log] = known
         return known

@@ -25,6 +25,7 @@ from tests.model.rules import (
     judge,
     line,
     may_retire,
+    needed,
     resume_point,
     save_id,
     saves_in,
@@ -95,6 +96,9 @@ class Machine:
             for k in range(1, self.bounds.saves + 1):
                 if fold.committed.bit_count() < self.bounds.commits:
                     yield Record(Kind.COMMITTED, save_id(number, k))
+                    if len(fold.lenders) < self.bounds.borrows:
+                        for lender in saves_in(fold.committed):
+                            yield Record(Kind.COMMITTED, save_id(number, k), lender=lender)
                 if self.bounds.aborts:
                     yield Record(Kind.ABORTED, save_id(number, k))
 
@@ -216,7 +220,7 @@ class Machine:
     def _lasting(self, state: State) -> str:
         """I12 and I21: what must hold of storage and log together."""
         fold = self.logs.folds[state.log]
-        if self.bounds.objects and fold.committed & ~fold.retired & ~state.objects.main:
+        if self.bounds.objects and any(needed(fold, save) for save in saves_in(fold.committed & ~state.objects.main)):
             return "I12 a checkpoint without its payload"
         if not state.bad:
             return ""
@@ -247,7 +251,7 @@ class Machine:
 
     def _deletion(self, state: State, save: int) -> Iterator[Move]:
         fold, there = self.logs.folds[state.log], state.objects
-        kept = fold.committed & ~fold.retired & bit(save)
+        kept = needed(fold, save)
         prefixes = (self.logs.folds[k] for k in self.logs.prefixes[state.log])
         if any(collectable(self.rules, f, save) for f in prefixes):
             if there.main & bit(save):

@@ -7,7 +7,19 @@ from __future__ import annotations
 
 from functools import cache
 
-from tests.model.rules import Fold, Kind, Record, Rules, bit, generation_of, save_id, step_of, too_late
+from tests.model.rules import (
+    Fold,
+    Kind,
+    Record,
+    Rules,
+    bit,
+    generation_of,
+    needed,
+    save_id,
+    saves_in,
+    step_of,
+    too_late,
+)
 
 
 def never(rules: Rules, fold: Fold, record: Record) -> bool:
@@ -22,6 +34,14 @@ def never(rules: Rules, fold: Fold, record: Record) -> bool:
         case Kind.COMMITTED:
             number = generation_of(save)
             if fold.aborted & bit(save) or number < len(fold.generations) or _closed(fold, number):
+                return True
+            if (
+                record.lender
+                and fold.retired & bit(record.lender)
+                and not needed(fold, record.lender)
+                and rules.lenders_are_kept
+                and not rules.reinstate_purged
+            ):
                 return True
             started = number <= len(fold.generations)
             return rules.steps_rise and started and step_of(fold, save) < step_of(fold, fold.tip)
@@ -43,7 +63,7 @@ def _closed(fold: Fold, number: int) -> bool:
 
 
 @cache
-def requests(opened: int, generations: int, turns: int, rollbacks: int) -> tuple[Record, ...]:
+def requests(opened: int, generations: int, turns: int, rollbacks: int, retired: int) -> tuple[Record, ...]:
     """What anybody could have asked for in a run of that size, as far as `never` looks at it."""
     numbers = range(1, generations + 1)
     saves = range(1, save_id(generations + 1, 1))
@@ -51,6 +71,7 @@ def requests(opened: int, generations: int, turns: int, rollbacks: int) -> tuple
         *(Record(Kind.STARTED, a, fallback_of=f) for a in range(opened) for f in (0, *numbers)),
         *(Record(Kind.READY, number) for number in numbers),
         *(Record(kind, save) for kind in (Kind.COMMITTED, Kind.ABORTED, Kind.VERIFIED) for save in saves),
+        *(Record(Kind.COMMITTED, save, lender=lender) for save in saves for lender in saves_in(retired)),
         *(Record(Kind.QUARANTINED, save, turn) for save in saves for turn in range(turns + 1)),
         *(Record(Kind.ROLLED_BACK, save, turn) for save in saves for turn in range(rollbacks + 1)),
     )
@@ -64,12 +85,13 @@ def request_of(record: Record) -> Record:
     if kind in (Kind.PINNED, Kind.UNPINNED, Kind.RETIRED):
         kind = Kind.VERIFIED
     turned = kind in (Kind.QUARANTINED, Kind.ROLLED_BACK)
-    return Record(kind, record.about, record.turn if turned else 0, fallback_of=record.fallback_of)
+    turn = record.turn if turned else 0
+    return Record(kind, record.about, turn, fallback_of=record.fallback_of, lender=record.lender)
 
 
 def collectable(rules: Rules, fold: Fold, save: int) -> bool:
     """Whether a collector that read this much of the log deletes what there is of the save."""
     if fold.committed & bit(save):
         again = rules.collect_again or not fold.purged & bit(save)
-        return bool(fold.retired & bit(save)) and again
+        return bool(fold.retired & bit(save)) and again and not (rules.lenders_stay and needed(fold, save))
     return not rules.collect_ended_only or generation_of(save) < len(fold.generations)

@@ -41,7 +41,7 @@ class Ground(IntEnum):
 class Record(NamedTuple):
     """`about` is the incarnation, generation or save; `turn` how often the topic was decided before. Of a start also
     `number`, `point` (0: from nothing), `fallback_of` (0: none) and `by`, the incarnation that really wrote it, which
-    no rule can see."""
+    no rule can see. Of a commit `lender`, the save whose payload it needs, too (0: none)."""
 
     kind: Kind
     about: int
@@ -51,6 +51,7 @@ class Record(NamedTuple):
     fallback_of: int = 0
     by: int = 0
     ground: Ground = Ground.DAMAGE
+    lender: int = 0
 
 
 class Rules(NamedTuple):
@@ -82,6 +83,8 @@ class Rules(NamedTuple):
     max_doubts: int = 2
     collect_ended_only: bool = True  # of generations that ended; without, by age
     collect_again: bool = True  # look at what was purged again, for late uploads
+    lenders_stay: bool = True  # V19, K3; without, what is retired is collected though others borrow from it
+    lenders_are_kept: bool = True  # V21; without, what is retired may be borrowed from
     clean_up_unknown: bool = False  # the writer deletes its payload when a commit was not answered
 
 
@@ -100,6 +103,7 @@ class Fold(NamedTuple):
     opened: int = 0
     generations: tuple[Generation, ...] = ()
     parents: tuple[tuple[int, int], ...] = ()  # (save, parent), in the order of the commits
+    lenders: tuple[tuple[int, int], ...] = ()  # (save, lender), of those that borrow
     tip: int = 0
     committed: int = 0
     aborted: int = 0
@@ -158,6 +162,17 @@ def valid(fold: Fold, save: int) -> bool:
     return bool(fold.committed & ~fold.quarantined & ~fold.retired & bit(save))
 
 
+def needed(fold: Fold, save: int) -> bool:
+    """Whether a checkpoint that is not retired needs the payload of this save, its own or borrowed."""
+    users = [save, *(borrower for borrower, lender in fold.lenders if lender == save)]
+    return any(fold.committed & ~fold.retired & bit(user) for user in users)
+
+
+def lends(fold: Fold, save: int) -> bool:
+    """Whether a commit may borrow from it: its bytes are not doubted, and stay."""
+    return bool(fold.committed & ~fold.quarantined & bit(save)) and needed(fold, save)
+
+
 def resume_point(rules: Rules, fold: Fold) -> int:
     if not rules.along_the_line:
         good = [save for save, _ in fold.parents if valid(fold, save)]
@@ -183,7 +198,7 @@ def judge(rules: Rules, fold: Fold, record: Record) -> bool:
         case Kind.READY:
             return current is not None and save == len(fold.generations) and not (current.ready or current.closed)
         case Kind.COMMITTED:
-            return _judge_commit(rules, fold, save)
+            return _judge_commit(rules, fold, record)
         case Kind.ABORTED:
             taken = (fold.committed | fold.aborted) & bit(save)
             return _in_force(rules, fold, generation_of(save)) and not taken
@@ -205,7 +220,7 @@ def judge(rules: Rules, fold: Fold, record: Record) -> bool:
                 not rules.reader_judges_retirement or may_retire(rules, fold, save)
             )
         case Kind.PURGED:
-            return bool(fold.retired & ~fold.purged & bit(save))
+            return bool(fold.retired & ~fold.purged & bit(save)) and not (rules.lenders_stay and needed(fold, save))
 
 
 def _judge_start(rules: Rules, fold: Fold, record: Record) -> bool:
@@ -239,8 +254,11 @@ def _in_force(rules: Rules, fold: Fold, number: int) -> bool:
     return not fold.generations[number - 1].closed
 
 
-def _judge_commit(rules: Rules, fold: Fold, save: int) -> bool:
+def _judge_commit(rules: Rules, fold: Fold, record: Record) -> bool:
+    save, lender = record.about, record.lender
     number = generation_of(save)
+    if lender and not (fold.committed & bit(lender) if not rules.lenders_are_kept else lends(fold, lender)):
+        return False
     if (fold.committed | fold.aborted) & bit(save) or not _in_force(rules, fold, number):
         return False
     if rules.ready_before_commit and not fold.generations[number - 1].ready:

@@ -28,6 +28,7 @@ class Bounds:
     verifies: bool = False
     pins: int = 0  # and unpins
     retires: int = 0
+    borrows: int = 0
     aborts: bool = False
     objects: bool = False  # payload is there or not, and collected
     strays: int = 0  # late uploads

@@ -61,5 +61,7 @@ def _record(record: Record) -> str:
             return f"the run is rolled back to {_save(record.about)}"
         case Kind.QUARANTINED:
             return f"{_save(record.about)} is quarantined: {GROUNDS[record.ground]}"
+        case Kind.COMMITTED if record.lender:
+            return f"{_save(record.about)} is committed, and borrows from {_save(record.lender)}"
         case _:
             return f"{_save(record.about)} {WORDS[record.kind]}"

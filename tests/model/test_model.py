@@ -9,6 +9,7 @@
 | retention | damage at birth and later, verification, retirement, starts | I5 I7 I8 I10 I13 I14 I15 I16 I17 I21 |
 | people | quarantine by a person, reinstating, a roll-back, pins, retirement | I5 I7 I8 I10 I13 I14 I16 I17 I21 |
 | collection | payload, late uploads, aborts, retirement, old collectors | I5 I7 I8 I10 I12 I13 I14 I15 I16 I17 |
+| borrowing | payload, late uploads, checkpoints that need another's, retirement, old collectors | as collection |
 
 I4 holds by construction: the model folds bytes and nothing else. I6: what counts is in the log for good. I18: every
 start may also be built by a reader that took an error for "none". I20 and I22 are no matter of order, and I21 is here
@@ -82,6 +83,7 @@ def _wanted(bounds: Bounds) -> set[Kind | str]:
         Kind.PINNED: bounds.pins > 0,
         Kind.RETIRED: bounds.retires > 0,
         Kind.PURGED: bounds.objects,
+        "borrowed": bounds.borrows > 0,
         "fallback": bounds.fallbacks > 0,
         "crash loop": bounds.crash_loops,
     }
@@ -102,6 +104,7 @@ def _met(folds: list[Fold]) -> set[Kind | str]:
         Kind.PINNED: any(fold.pinned for fold in folds),
         Kind.RETIRED: any(fold.retired for fold in folds),
         Kind.PURGED: any(fold.purged for fold in folds),
+        "borrowed": any(fold.lenders for fold in folds),
         "fallback": any(generation.fallback_of for generation in last_generations),
         "crash loop": any(fold.doubts for fold in folds),
     }

@@ -49,6 +49,10 @@ UNREAD = replace(KEPT, births=True)
 DOUBTED = replace(KEPT, rots=0, operator=True, reinstates=1)
 PINNED = replace(KEPT, rots=0, quarantines=0, pins=1)
 GONE = Bounds(saves=3, commits=3, verifies=True, retires=1, objects=True, strays=1, history=UNDER_WAY)
+BORROWING = Bounds(
+    incarnations=1, saves=3, commits=3, verifies=True, retires=1, borrows=1, objects=True, history=UNDER_WAY
+)
+LATE_BORROWING = replace(BORROWING, incarnations=2, saves=2, commits=4)
 
 VARIANTS = (
     # Storage and append
@@ -85,5 +89,7 @@ VARIANTS = (
     Variant("clean-up-after-an-unknown-commit", "W5", "I12", GONE, Rules(clean_up_unknown=True)),
     Variant("collect-by-age", "K2", "I13", GONE, Rules(collect_ended_only=False)),
     Variant("purged-is-forgotten", "K2", "leak", GONE, Rules(collect_again=False)),
+    Variant("collected-though-borrowed", "K3", "I13", BORROWING, Rules(lenders_stay=False)),
+    Variant("borrowed-though-retired", "V21", "I12", LATE_BORROWING, Rules(lenders_are_kept=False)),
     Variant("reinstate-purged", "V15", "I12", replace(GONE, reinstates=1), Rules(reinstate_purged=True)),
 )

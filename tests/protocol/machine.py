@@ -19,7 +19,9 @@ from ckptd.complete import glance
 from ckptd.errors import Conflict, Corrupt, Fenced, Unavailable
 from ckptd.lineage import lineage, resume_point
 from ckptd.log import RunLog
+from ckptd.manifest import Manifest
 from ckptd.records import Damage
+from ckptd.slots import last_slot
 from ckptd.state import RunState
 from ckptd.storage.memory import MemoryStorage
 from ckptd.testing.auditor import Auditor
@@ -32,6 +34,7 @@ from tests.core.by_hand import (
     HandLog,
     a_ledger,
     beginning,
+    borrowing,
     committed,
     live,
     opening,
@@ -257,19 +260,26 @@ class Run(RuleBasedStateMachine):
             self.inner.delete(self._objects(request)[lacks])
 
     @precondition(lambda self: any(job.generation for job in self.jobs))
-    @rule(pick=picks, ahead=st.integers(0, 2), service=by_service)
-    def save(self, pick: int, ahead: int, service: bool) -> None:
-        """What a client does: a save at the step it has come to, and its commit."""
+    @rule(pick=picks, ahead=st.integers(0, 2), service=by_service, lender=st.one_of(st.none(), picks))
+    def save(self, pick: int, ahead: int, service: bool, lender: int | None) -> None:
+        """What a client does: a save at the step it has come to, perhaps a borrowing one, and its commit."""
         job = self._begun(pick)
         tip = self.truth().tip
         step = int(tip.split("-")[1]) if tip else 0
-        self._commit(self.actor(job, service), self._write(self.jobs[job].generation or 1, step + ahead))
+        request = self._write(self.jobs[job].generation or 1, step + ahead, lender)
+        self._commit(self.actor(job, service), request)
 
-    def _write(self, generation: int, step: int) -> CommitRequest:
+    def _write(self, generation: int, step: int, lender: int | None = None) -> CommitRequest:
         self.count += 1
-        request = write_save(self.inner, generation, step, count=self.count)
+        lenders = sorted(self.acknowledged) if lender is not None else []
+        chosen = [lenders[(lender or 0) % len(lenders)]] if lenders else []
+        borrowed = borrowing(*(self._manifest(self._saved(save)) for save in chosen))
+        request = write_save(self.inner, generation, step, count=self.count, borrowed=borrowed)
         self.requests.append(request)
         return request
+
+    def _manifest(self, request: CommitRequest) -> Manifest:
+        return self.outsider.ledger.manifest(request.manifest)
 
     @precondition(lambda self: self.requests)
     @rule(pick=picks, job=incarnations, service=by_service)
@@ -281,7 +291,8 @@ class Run(RuleBasedStateMachine):
         try:
             self.request(actor, rid, lambda: actor.ledger.commit(RUN, request))
         except Corrupt:
-            assert request.save in self.incomplete, "a complete save was called incomplete"
+            gone = self.incomplete | self.damaged
+            assert gone & {request.save, *self._manifest(request).borrows}, "a complete save was called incomplete"
             return
         if rid in self.ok:
             assert request.save not in self.incomplete, "I12: an incomplete save was committed"
@@ -316,7 +327,7 @@ class Run(RuleBasedStateMachine):
     # Damage.
 
     def _objects(self, request: CommitRequest) -> list[str]:
-        return [ref.key for ref in self.outsider.ledger.manifest(request.manifest).objects()]
+        return [ref.key for ref in self._manifest(request).objects()]
 
     @precondition(lambda self: self.acknowledged - self.damaged)
     @rule(pick=picks, gone=st.booleans(), writer=st.integers(0, 1))
@@ -341,14 +352,16 @@ class Run(RuleBasedStateMachine):
         return next(request for request in self.requests if request.save == save)
 
     @precondition(lambda self: self.acknowledged)
-    @rule(pick=picks, writer=st.integers(0, 1), job=incarnations, service=by_service)
+    @rule(pick=picks, writer=st.integers(0, 2), job=incarnations, service=by_service)
     def report(self, pick: int, writer: int, job: int, service: bool) -> None:
         saves = sorted(self.acknowledged)
         self._report(self.actor(job, service), saves[pick % len(saves)], writer)
 
     def _report(self, actor: Actor, save: str, writer: int) -> None:
-        """I19: a rank that finds fault is believed only if another reader finds it, too."""
-        found = Damage(object=self._objects(self._saved(save))[writer], chunk=0, expected="aa", observed="bb")
+        """I19: a rank that finds fault is believed only if another reader finds it, too. Object 2 is a borrowed one,
+        if there is one; all that need it are given up with it."""
+        key = self._objects(self._saved(save))[writer:][:1] or self._objects(self._saved(save))[:1]
+        found = Damage(object=key[0], chunk=0, expected="aa", observed="bb")
         report = DamageReport(save=save, damage=found, reader=ME)
 
         def call() -> bool:
@@ -357,7 +370,8 @@ class Run(RuleBasedStateMachine):
             return True
 
         if self.request(actor, f"quarantine:{save}:0", call):
-            assert save in self.damaged, "I19: a whole checkpoint was quarantined"
+            needs = {save, *self._manifest(self._saved(save)).borrows}
+            assert needs & self.damaged, "I19: a whole checkpoint was quarantined"
 
     # Questions.
 
@@ -449,8 +463,8 @@ class Run(RuleBasedStateMachine):
     def write_without_asking(self, pick: int) -> None:
         """A writer that judges nothing puts its commit into the log. The readers judge."""
         request = self.requests[pick % len(self.requests)]
-        if request.save not in self.incomplete and self.inner.list(layout.log_folder(RUN)):
-            body = committed(request.generation, request.step)
+        if request.save not in self.incomplete and last_slot(self.inner, RUN):
+            body = committed(request.generation, request.step, borrows=self._manifest(request).borrows)
             HandLog(self.inner).add(
                 body.model_copy(update={"save": request.save, "manifest": request.manifest, "writers": 2})
             )
@@ -481,6 +495,13 @@ class Run(RuleBasedStateMachine):
         self.auditor.assert_clean(
             acknowledged=sorted(self.acknowledged), refused=sorted(self.refused), damaged=sorted(self.damaged)
         )
+
+    @invariant()
+    def only_what_is_damaged_is_given_up(self) -> None:
+        """I19, for all that one finding gives up at once."""
+        for save in self.truth().quarantined:
+            needs = {save, *self._manifest(self._saved(save)).borrows}
+            assert needs & self.damaged, f"I19: {save} needs nothing that is damaged"
 
     @invariant()
     def promises(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -10,13 +11,16 @@ import pytest
 from ckptd import history, layout, lineage
 from ckptd.encoding import sealed
 from ckptd.errors import Unavailable
+from ckptd.keeper import Keeper
 from ckptd.manifest import Manifest
 from ckptd.records import Body
+from ckptd.retaining import RetainRequest, retain
 from ckptd.state import Checkpoint, RunState
 from ckptd.storage.local import LocalStorage
-from ckptd.storage.memory import MemoryStorage
+from ckptd.storage.memory import MemoryReader, MemoryStorage
 from ckptd.testing.auditor import Auditor
 from ckptd.testing.faulty import FaultyStorage
+from ckptd.upkeep_records import CheckpointsPurged, CheckpointsRetired, RunClosed, RunReopened
 from ckptd.verdicts import ACCEPTED, Verdict
 from ckptd.wire import CommitRequest
 from tests.core.by_hand import (
@@ -31,10 +35,12 @@ from tests.core.by_hand import (
     a_ledger,
     aborted,
     beginning,
+    borrowing,
     committed,
     live,
     opened,
     opening,
+    other_reader,
     overwrite,
     quarantined,
     ready,
@@ -266,6 +272,111 @@ def test_a_quarantined_checkpoint_may_be_damaged(storage: MemoryStorage) -> None
     requests = a_run(storage)
     storage.delete(requests[1].manifest.key)
     Auditor(storage, RUN).assert_clean(acknowledged=[requests[1].save])
+
+
+def test_what_is_quarantined_for_damage_is_passed_over_and_named(storage: MemoryStorage) -> None:
+    ledger = a_ledger(storage)
+    live(ledger)
+    for step in (1, 2):
+        ledger.commit(RUN, write_save(storage, 1, step))
+    auditor = Auditor(storage, RUN)
+    auditor.assert_clean()
+    assert list(auditor.passed_over) == []
+    HandLog(storage).add(quarantined(save(1, 2)))
+    auditor.assert_clean()
+    assert list(auditor.passed_over) == [save(1, 2)]
+
+
+def test_I13_what_a_person_quarantined_is_as_whole_as_any(storage: MemoryStorage) -> None:
+    ledger = a_ledger(storage)
+    live(ledger)
+    requests = [write_save(storage, 1, step) for step in (1, 2)]
+    for request in requests:
+        ledger.commit(RUN, request)
+    auditor = Auditor(storage, RUN)
+    auditor.assert_clean()
+    Keeper(ledger).quarantine(RUN, save(1, 2), who="ann", reason="diverged")
+    auditor.assert_clean()
+    storage.delete(ledger.manifest(requests[1].manifest).objects()[0].key)
+    assert rules(auditor) == {"I13"}
+
+
+class Busy(MemoryStorage):
+    """At the first look at an object's bytes something else happens."""
+
+    happens: Callable[[], object] | None = None
+
+    def reader(self, key: str, *, fresh: bool = False) -> MemoryReader:
+        happens, self.happens = self.happens, None
+        if happens is not None:
+            happens()
+        return super().reader(key, fresh=fresh)
+
+
+@pytest.mark.parametrize("borrowed", [False, True])
+def test_what_is_given_up_and_collected_during_an_audit_is_no_finding(borrowed: bool) -> None:
+    """Beside a live service bytes may go between the auditor's look at the log and its look at them."""
+    storage = Busy()
+    ledger = a_ledger(storage)
+    live(ledger)
+    for step in (1, 2, 3, 4):
+        lenders = borrowing(ledger.manifest(ledger.checkpoint_at(RUN, 1).manifest)) if borrowed and step == 2 else ()
+        ledger.commit(RUN, write_save(storage, 1, step, borrowed=lenders))
+    auditor = Auditor(storage, RUN)
+    auditor.assert_clean()
+    collected: list[str] = []
+
+    def retention() -> None:
+        keeper = Keeper(ledger, reader=other_reader)
+        collected.extend(retain(keeper, RUN, RetainRequest(keep_last=2)).purged)
+
+    storage.happens = retention
+    auditor.assert_clean(acknowledged=[3, 4])
+    assert collected == [save(1, 1), save(1, 2)]
+
+
+def test_I13_what_is_deleted_during_an_audit_and_not_given_up_is_one() -> None:
+    storage = Busy()
+    ledger = a_ledger(storage)
+    live(ledger)
+    request = write_save(storage, 1, 1)
+    ledger.commit(RUN, request)
+    auditor = Auditor(storage, RUN)
+    auditor.assert_clean()
+    key = ledger.manifest(request.manifest).objects()[0].key
+    storage.happens = lambda: storage.delete(key)
+    assert rules(auditor) == {"I13"}
+
+
+def test_I12_a_commit_that_borrows_from_what_is_not_there(credulous: None) -> None:
+    borrower = committed(1, 6, borrows=(save(1, 5),))
+    assert "borrows from" in str(_log_findings(*LIVE, borrower))
+    assert "borrows from" in str(_log_findings(*LIVE, committed(1, 5), quarantined(save(1, 5)), borrower))
+    assert "borrows from" not in str(_log_findings(*LIVE, committed(1, 5), borrower))
+    retired = (*LIVE, committed(1, 5), CheckpointsRetired(saves=(save(1, 5),)))
+    assert "borrows from" in str(_log_findings(*retired, borrower))
+    lent = (*LIVE, committed(1, 5), committed(1, 5, 2, borrows=(save(1, 5),)))
+    assert "borrows from" not in str(_log_findings(*lent, CheckpointsRetired(saves=(save(1, 5),)), borrower))
+
+
+def _log_findings(*bodies: Body) -> list[str]:
+    storage = MemoryStorage()
+    HandLog(storage).add(*bodies)
+    return [str(finding) for finding in Auditor(storage, RUN).check()]
+
+
+def test_I13_bytes_that_are_purged_while_somebody_borrows_them(credulous: None) -> None:
+    lent = (*LIVE, committed(1, 5), committed(1, 6, borrows=(save(1, 5),)), CheckpointsRetired(saves=(save(1, 5),)))
+    assert "I13" in log_rules(*lent, CheckpointsPurged(saves=(save(1, 5),)))
+    late = (CheckpointsRetired(saves=(save(1, 6),), turn=1), CheckpointsPurged(saves=(save(1, 5),)))
+    assert "I13" not in log_rules(*lent, *late)
+
+
+def test_I10_a_start_in_a_closed_run(credulous: None) -> None:
+    closed = (*LIVE, RunClosed(who="ann"), opened(B))
+    assert "I10" in log_rules(*closed, started(2, B))
+    assert log_rules(*closed, RunReopened(who="ann", turn=1), started(2, B)) == set()
+    assert "I10" in log_rules(*LIVE, RunClosed(who="ann"), committed(1, 5))
 
 
 def test_the_auditor_reads_and_does_nothing_else(storage: MemoryStorage) -> None:

@@ -13,13 +13,15 @@ import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from ckptd import answers, history, layout, ledger, lineage, starting
+from ckptd import answers, collecting, history, layout, ledger, lineage, starting, upkeep
 from ckptd import log as log_module
 from ckptd.digests import sha256_hex
 from ckptd.encoding import encode, record
 from ckptd.errors import CkptdError, Conflict, Corrupt, Fenced, OutcomeUnknown, Unavailable
+from ckptd.keeper import Keeper
 from ckptd.log import RunLog
 from ckptd.records import Body, CheckpointCommitted, GenerationStarted
+from ckptd.retaining import RetainRequest, retain
 from ckptd.state import Checkpoint, RunState
 from ckptd.storage.memory import MemoryStorage
 from ckptd.testing.auditor import Auditor
@@ -35,9 +37,11 @@ from tests.core.by_hand import (
     HandLog,
     a_ledger,
     beginning,
+    borrowing,
     live,
     opened,
     opening,
+    other_reader,
     quarantined,
     save,
     write_save,
@@ -183,6 +187,30 @@ def incomplete(world: World) -> None:
         world.send(request)
 
 
+def borrowed_and_retired(world: World) -> None:
+    """Step 3 borrows from step 1, which retention gives up."""
+    live(world.one)
+    lender = world.commit(1, 1)
+    world.commit(1, 2)
+    borrowed = borrowing(world.one.manifest(lender.manifest))
+    for step in (3, 4):
+        world.send(write_save(world.inner, 1, step, borrowed=borrowed))
+    with suppress(Conflict):
+        retain(Keeper(world.one, reader=other_reader), RUN, RetainRequest(keep_last=2))
+
+
+def borrowed_too_late(world: World) -> None:
+    """A save borrows from step 1, which is retired and collected before its commit."""
+    live(world.one)
+    lender = world.commit(1, 1)
+    for step in (2, 3):
+        world.commit(1, step)
+    late = write_save(world.inner, 1, 4, borrowed=borrowing(world.one.manifest(lender.manifest)))
+    retain(Keeper(world.one, reader=other_reader), RUN, RetainRequest(keep_last=2))
+    with suppress(Corrupt):
+        world.send(late)
+
+
 # Weakenings.
 
 
@@ -320,7 +348,18 @@ def call_unknown_done(patch: Patch) -> None:
 
 
 def commit_unseen(patch: Patch) -> None:
-    patch.setattr(ledger, "check_complete", lambda storage, run, request, manifest: None)
+    patch.setattr(ledger, "check_complete", lambda storage, run, request, manifest, checkpoints: None)
+
+
+def collect_though_borrowed(patch: Patch) -> None:
+    """Whoever is retired goes, whoever borrows from it."""
+    for module in (collecting, upkeep):
+        patch.setattr(module, "borrowers", lambda state: {})
+
+
+def borrow_from_anybody(patch: Patch) -> None:
+    patch.setattr(history, "_judge_borrowing", lambda state, body: None)
+    commit_unseen(patch)
 
 
 def believe_listings(patch: Patch) -> None:
@@ -343,6 +382,8 @@ CASES: list[tuple[Callable[[World], None], Callable[[Patch], None], str]] = [
     (lost_put, call_unknown_done, "I6"),
     (lost_answer, clean_up_after_an_unknown_commit, "I12"),
     (incomplete, commit_unseen, "I12"),
+    (borrowed_and_retired, collect_though_borrowed, "I13"),
+    (borrowed_too_late, borrow_from_anybody, "I12"),
 ]
 
 

@@ -13,6 +13,7 @@ import pytest
 from ckptd import layout
 from ckptd.errors import Invalid, Unavailable
 from ckptd.ledger import Ledger
+from ckptd.slots import all_slots
 from ckptd.storage import init_root, open_storage
 from ckptd.storage.base import Storage
 from ckptd.testing.auditor import Auditor
@@ -82,8 +83,8 @@ class Trainer:
         self.transport._patience_seconds = SHORT_SECONDS
 
     def kinds(self) -> list[str]:
-        folder = layout.log_folder(self.run)
-        return [json.loads(self.storage.get(f"{folder}/{name}", 65536))["kind"] for name in self.storage.list(folder)]
+        keys = [layout.log_key(self.run, seq) for seq in all_slots(self.storage, self.run)]
+        return [json.loads(self.storage.get(key, 65536))["kind"] for key in keys]
 
     def assert_committed_once(self, request: CommitRequest) -> None:
         assert self.kinds() == [*START, "checkpoint-committed"]

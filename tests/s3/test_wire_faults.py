@@ -23,6 +23,7 @@ from ckptd.manifest import Manifest, ObjectRef, Part
 from ckptd.reading import observe
 from ckptd.records import Damage
 from ckptd.second import this_process
+from ckptd.slots import all_slots
 from ckptd.storage.s3 import S3Storage
 from ckptd.testing.auditor import Auditor
 from ckptd.testing.proxy import Proxy
@@ -46,7 +47,7 @@ pytestmark = pytest.mark.e2e
 T = TypeVar("T")
 Plan = Callable[[Proxy], object]
 
-LOG_SLOT = "log/0000000000000005.json"
+LOG_SLOT = "/0000000000000005.json"
 MIB = 1 << 20
 PART_BYTES = 5 * MIB  # the least that S3 takes
 SHORT_SECONDS = 2.5  # for requests that are not answered
@@ -90,8 +91,8 @@ class Place:
         return write_save(self.plain, 1, step, writers=1, run=self.run)
 
     def rids(self) -> list[str]:
-        folder = layout.log_folder(self.run)
-        return [json.loads(self.plain.get(f"{folder}/{name}", 1 << 16))["rid"] for name in self.plain.list(folder)]
+        keys = [layout.log_key(self.run, seq) for seq in all_slots(self.plain, self.run)]
+        return [json.loads(self.plain.get(key, 1 << 16))["rid"] for key in keys]
 
     def assert_once(self, request: CommitRequest) -> None:
         """The commit is in the log, once, and everything fits."""
@@ -374,7 +375,7 @@ def test_a_put_that_lands_too_late_stays_out(place: Place, proxy: Proxy) -> None
 def test_a_start_whose_answers_are_lost_is_one_start(place: Place, proxy: Proxy) -> None:
     ledger = place.ledger()
     for seq in (5, 6, 7):
-        proxy.lose_answer("PUT", f"log/{seq:016d}.json")
+        proxy.lose_answer("PUT", f"/{seq:016d}.json")
     assert live(ledger, B, place.run) == 2
     proxy.assert_all_fired()
     assert place.rids()[4:] == [f"open:{B}", f"begin:{B}:0", f"ready:{B}:2"]
@@ -415,7 +416,7 @@ def test_a_listing_that_fails_is_not_an_empty_one(place: Place, proxy: Proxy, pl
 def test_a_record_that_arrives_wrong_is_not_built_upon(place: Place, proxy: Proxy) -> None:
     """A digit of slot 4 arrives as another one, so the record still decodes. The next look finds it out."""
     at = place.plain.get(layout.log_key(place.run, 4), 1 << 16).index(b'"never"') + 1
-    proxy.flip("GET", "log/0000000000000004.json", at=at)
+    proxy.flip("GET", "/0000000000000004.json", at=at)
     request = place.written()
     ledger = place.ledger()
     with pytest.raises(Corrupt, match="slot"):
@@ -526,7 +527,7 @@ def test_the_server_is_killed_before_it_says_that_a_commit_landed(place: Place, 
     ledger = place.ledger(hasty=True, deadline_seconds=0.5)
     first, second = place.written(), place.written(6)
     ledger.commit(place.run, first)
-    slot = "log/0000000000000006.json"
+    slot = "/0000000000000006.json"
     lost = proxy.lose_answer("PUT", slot)
     asked = proxy.stall("GET", read_back(proxy, slot), times=None)
     with ThreadPoolExecutor(1) as pool:

@@ -12,13 +12,13 @@ import pytest
 from fastapi import FastAPI
 
 from ckptd import layout
-from ckptd.errors import Unavailable
+from ckptd.errors import Conflict, Unavailable
 from ckptd.keeper import Keeper
 from ckptd.ledger import Ledger
 from ckptd.retaining import verify
 from ckptd.retention import Policy
 from ckptd.service.app import create_app
-from ckptd.service.holds import UNHEARD_FACTOR, Holds
+from ckptd.service.holds import Holds
 from ckptd.service.housekeeping import LOOK_AGAIN, Housekeeper, HousekeepingOfRun
 from ckptd.service.scrub import Scrubber
 from ckptd.service.settings import ServiceSettings
@@ -296,7 +296,6 @@ def test_a_reader_that_fell_silent_lets_go_by_a_record(ledger: Ledger, holds: Ho
 
 
 def test_after_a_restart_of_the_service_silence_begins_anew(ledger: Ledger, clock: Clock) -> None:
-    """And is longer: the reader may talk to another service."""
     train(ledger, RUN, 1, 2, 3)
     hold(make_app(ledger))
     clock.now += SILENT_SECONDS * 100
@@ -305,9 +304,69 @@ def test_after_a_restart_of_the_service_silence_begins_anew(ledger: Ledger, cloc
     for _ in range(2):
         housekeeper.pass_once()
         assert ledger.checkpoint_at(RUN, 1).held_by == ("eval-7",)
-        clock.now += SILENT_SECONDS * UNHEARD_FACTOR * 0.6
+        clock.now += SILENT_SECONDS * 0.6
     housekeeper.pass_once()
     assert ledger.state(RUN).held == {}
+
+
+def two_services(storage: FaultyStorage, clock: Clock) -> tuple[FastAPI, FastAPI]:
+    """With a ledger and an ear each, on one storage."""
+    one, other = (
+        make_app(ledger_on(storage), holds=Holds(silent_seconds=SILENT_SECONDS, clock=clock), keep_last=2)
+        for _ in range(2)
+    )
+    return one, other
+
+
+def test_V17_a_reader_that_goes_on_through_another_service_is_not_silent(
+    storage: FaultyStorage, ledger: Ledger, clock: Clock
+) -> None:
+    train(ledger, RUN, 1, 2, 3)
+    one, other = two_services(storage, clock)
+    hold(one)
+    for number in range(24):
+        clock.now += SILENT_SECONDS / 4
+        hold(other)
+        for app in (one, other):
+            app.state.service.housekeeper.pass_once()
+            assert ledger.checkpoint_at(RUN, 1).held_by == ("eval-7",), f"refresh {number}"
+    turns = sum(turn for topic, turn in ledger.state(RUN).turns.items() if topic.startswith("hold:"))
+    assert turns <= 2 + 24 / 2  # half of what was said is in the log
+    for _ in range(2):
+        clock.now += SILENT_SECONDS * 0.6
+        for app in (one, other):
+            app.state.service.housekeeper.pass_once()
+    assert ledger.state(RUN).held == {}
+    assert ledger.state(RUN).void == {}
+
+
+def test_V17_a_reader_that_is_sent_to_each_service_in_turn_is_not_silent(
+    storage: FaultyStorage, ledger: Ledger, clock: Clock
+) -> None:
+    train(ledger, RUN, 1, 2, 3)
+    services = two_services(storage, clock)
+    for number in range(24):
+        hold(services[number % 2])
+        clock.now += SILENT_SECONDS / 4
+        for app in services:
+            app.state.service.housekeeper.pass_once()
+            assert ledger.checkpoint_at(RUN, 1).held_by == ("eval-7",), f"refresh {number}"
+
+
+def test_V17_who_hears_last_is_right_about_the_end(storage: FaultyStorage, ledger: Ledger, clock: Clock) -> None:
+    """One service ends the hold at the moment in which the reader says to the other that it is there."""
+    (commit, *_) = train(ledger, RUN, 1, 2, 3)
+    one, other = two_services(storage, clock)
+    hold(one)
+    housekeeper, keeper = one.state.service.housekeeper, one.state.service.keeper
+    housekeeper.pass_once()
+    clock.now += SILENT_SECONDS * 1.1
+    ((save, who, turn),) = one.state.service.holds.silent(RUN, ledger.state(RUN))
+    hold(other)
+    with pytest.raises(Conflict, match="was decided 2 times"):
+        keeper.release_silent(RUN, save, who, turn)
+    housekeeper.pass_once()
+    assert (save, ledger.state(RUN).held) == (commit.save, {commit.save: {"eval-7"}})
 
 
 def test_a_hold_that_ended_and_began_again_is_a_new_one(ledger: Ledger, holds: Holds, clock: Clock) -> None:
@@ -315,11 +374,11 @@ def test_a_hold_that_ended_and_began_again_is_a_new_one(ledger: Ledger, holds: H
     (commit,) = train(ledger, RUN, 1)
     keeper.hold(RUN, commit.save, "a")
     assert holds.silent(RUN, ledger.state(RUN)) == []
-    clock.now += SILENT_SECONDS * UNHEARD_FACTOR + 1
+    clock.now += SILENT_SECONDS + 1
     keeper.release(RUN, commit.save, "a")
     keeper.hold(RUN, commit.save, "a")
     assert holds.silent(RUN, ledger.state(RUN)) == []
-    clock.now += SILENT_SECONDS * UNHEARD_FACTOR + 1
+    clock.now += SILENT_SECONDS + 1
     assert holds.silent(RUN, ledger.state(RUN)) == [(commit.save, "a", 3)]
 
 

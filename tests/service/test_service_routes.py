@@ -82,7 +82,7 @@ def test_a_run_from_its_first_attempt_to_its_second_generation(app: FastAPI, led
     )
     assert resumed.checkpoint is not None
     assert (resumed.generation, resumed.checkpoint.save) == (2, commit.save)
-    assert get(app, f"{RUN}/generation").json() == {"generation": 2, "attempt": second, "rolled_back": False}
+    assert get(app, f"{RUN}/generation").json() == {"generation": 2, "attempt": second, "ended": ""}
     assert get(app, f"{RUN}/attempts/{ATTEMPT}/answer").content == begun.content
 
 
@@ -156,7 +156,7 @@ def test_a_heartbeat_tells_a_fenced_job(app: FastAPI, ledger: Ledger) -> None:
     first = start(ledger, "en-it")
     second = start(ledger, "en-it")
     told = post(app, f"{RUN}/heartbeat", Heartbeat(attempt=first.attempt, job="j", host="h"))
-    assert told.json() == {"generation": 2, "attempt": second.attempt, "rolled_back": False}
+    assert told.json() == {"generation": 2, "attempt": second.attempt, "ended": ""}
 
 
 def _damaged(ledger: Ledger) -> DamageReport:

@@ -14,9 +14,9 @@ from fastapi import FastAPI
 from uvicorn import Config, Server
 
 from ckptd import layout
+from ckptd.collecting import Collected
 from ckptd.errors import Conflict, Fenced, Invalid, NotFound, Unauthorized, Unavailable
 from ckptd.fsck import FsckAnswer
-from ckptd.keeper import Collected
 from ckptd.ledger import Ledger
 from ckptd.retaining import RetainAnswer
 from ckptd.service import following
@@ -27,7 +27,16 @@ from ckptd.testing.auditor import Auditor
 from ckptd.testing.faulty import FaultyStorage
 from ckptd.watched import Watch
 from ckptd.why import Why
-from ckptd.wire import ActRequest, BeginRequest, CheckpointInfo, Heartbeat, HoldAnswer, OpenRequest, VerifyAnswer
+from ckptd.wire import (
+    ActOnRun,
+    ActRequest,
+    BeginRequest,
+    CheckpointInfo,
+    Heartbeat,
+    HoldAnswer,
+    OpenRequest,
+    VerifyAnswer,
+)
 from tests.homes import Stored, spoil
 from tests.service.calling import call, client, error_in, get, ledger_on, make_app, post
 from tests.service.writing import start, train, write_save
@@ -97,9 +106,34 @@ def test_a_roll_back_ends_the_running_generation_for_all_who_ask(app: FastAPI, l
     assert asyncio.run(scenario())["status"] == "fenced"
     assert isinstance(error_in(post(app, f"{RUN}/saves/{pending.save}/commit", pending)), Fenced)
     beat = post(app, f"{RUN}/heartbeat", Heartbeat(attempt=generation.attempt, job="job", host="h")).json()
-    assert beat == {"generation": 1, "attempt": generation.attempt, "rolled_back": True}
-    assert get(app, RUN).json()["rolled_back"]
+    assert beat == {"generation": 1, "attempt": generation.attempt, "ended": "rolled back"}
+    assert get(app, RUN).json()["ended"] == "rolled back"
     assert start(ledger, "en-it").checkpoint.step == 3  # type: ignore[union-attr]
+    Auditor(ledger.storage, "en-it").assert_clean()
+
+
+def test_V22_a_closed_run_fences_its_job_early_and_takes_no_other_until_it_is_reopened(
+    app: FastAPI, ledger: Ledger
+) -> None:
+    generation = start(ledger, "en-it")
+    ledger.commit("en-it", write_save(ledger.storage, "en-it", generation.generation, 3))
+    for _ in range(2):
+        closed = post(app, f"{RUN}/close", ActOnRun(who="ann", reason="trained"))
+        assert (closed.status_code, closed.json()["closed"]) == (200, True)
+    beat = post(app, f"{RUN}/heartbeat", Heartbeat(attempt=generation.attempt, job="job", host="h")).json()
+    assert beat["ended"] == "closed"
+    attempt = layout.new_attempt()
+    assert post(app, f"{RUN}/attempts", OpenRequest(attempt=attempt, job="other", host="h")).status_code == 204
+    begin = BeginRequest(attempt=attempt, job="other", world=1)
+    refusal = error_in(post(app, f"{RUN}/generations", begin))
+    assert isinstance(refusal, Conflict)
+    assert "closed by ann: trained" in refusal.message
+    assert "ckptd reopen en-it" in refusal.do
+    assert get(app, f"{RUN}/why").json()["closed"] == "closed by ann: trained"
+    assert act(app, 3, "pin").pinned_by == ("ann",)
+    assert post(app, f"{RUN}/reopen", ActOnRun(who="ann")).json()["closed"] is False
+    assert post(app, f"{RUN}/generations", begin).json()["generation"] == 2
+    assert post(app, f"{RUN}/explode", ActOnRun(who="ann")).status_code in (404, 405, 422)
     Auditor(ledger.storage, "en-it").assert_clean()
 
 

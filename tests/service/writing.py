@@ -5,7 +5,7 @@ from __future__ import annotations
 from ckptd import layout
 from ckptd.digests import chunk_digest
 from ckptd.ledger import Ledger
-from ckptd.manifest import Manifest, ManifestRef, ObjectRef, Part
+from ckptd.manifest import Borrowed, Manifest, ManifestRef, ObjectRef, Part
 from ckptd.storage.base import Storage
 from ckptd.wire import Answer, BeginRequest, CommitRequest, OpenRequest
 
@@ -30,9 +30,16 @@ def write_part(storage: Storage, run: str, save: str, writer: int, step: int) ->
 
 
 def write_save(
-    storage: Storage, run: str, generation: int, step: int, *, writers: int = 1, loss: float = 0.5
+    storage: Storage,
+    run: str,
+    generation: int,
+    step: int,
+    *,
+    writers: int = 1,
+    loss: float = 0.5,
+    borrowed: tuple[Borrowed, ...] = (),
 ) -> CommitRequest:
-    """Everything of a save but its commit."""
+    """Everything of a save but its commit. All its writers borrow what is `borrowed`."""
     save = layout.save_id(generation, step, all_ranks=True, count=1)
     manifest = Manifest(
         run=run,
@@ -42,7 +49,10 @@ def write_save(
         world=writers,
         metrics={"loss": loss},
         producer="tests",
-        parts=tuple(write_part(storage, run, save, writer, step) for writer in range(writers)),
+        parts=tuple(
+            write_part(storage, run, save, writer, step).model_copy(update={"borrowed": borrowed})
+            for writer in range(writers)
+        ),
     )
     data = manifest.stored()
     ref = ManifestRef.of(manifest, data)

@@ -21,7 +21,7 @@ from ckptd_client import CheckpointClient, transport
 Call = tuple[str, str]
 CALM_MANNERS = Manners(
     append_seconds=30.0, start_seconds=30.0, save_seconds=30.0, max_world=1, max_jobs=1, services=0, keepers=0,
-    keep_last=2, keep_every=None,
+    keep_last=2, keep_every=None, snapshot_records=1000,
 )  # fmt: skip
 
 

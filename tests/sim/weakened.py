@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ckptd import history, layout, ledger, lineage, retention, starting, upkeep
+from ckptd import collecting, history, layout, ledger, lineage, retention, starting, upkeep
 from ckptd.errors import Conflict, Corrupt, OutcomeUnknown, Unavailable
 from ckptd.keeper import Keeper
 from ckptd.log import Build, RunLog
@@ -36,7 +36,7 @@ def retire_while_starting(patch: Patch) -> None:
     def lax(state: RunState, body: CheckpointsRetired) -> Verdict:
         calm = state.snapshot()
         if calm.current is not None:
-            calm.generations[-1] = replace(calm.current, ready=True, closed=False)
+            calm.generations[-1] = replace(calm.current, ready=True, closed="")
         return judge(calm, body)
 
     patch.setattr(upkeep, "_judge_retire", lax)
@@ -54,11 +54,11 @@ def retire_what_is_kept(patch: Patch) -> None:
 
 
 def collect_the_current_generation(patch: Patch) -> None:
-    def leftovers(self: Keeper, run: str, state: RunState) -> list[str]:
-        names = self.ledger.storage.list(layout.manifests_folder(run))
+    def leftovers(storage: Storage, run: str, state: RunState) -> list[str]:
+        names = storage.list(layout.manifests_folder(run))
         return [name for name in names if layout.SAVE_ID.fullmatch(name) and name not in state.checkpoints]
 
-    patch.setattr(Keeper, "_leftovers", leftovers)
+    patch.setattr(collecting, "_leftovers", leftovers)
 
 
 def collect_before_the_record(patch: Patch) -> None:

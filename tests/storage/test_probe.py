@@ -220,6 +220,9 @@ class ShortReader:
     def read_into(self, offset: int, buffer: memoryview) -> None:
         self._inner.read_into(offset, buffer[: max(len(buffer) - 1, 1)])
 
+    def paged(self) -> bool:
+        return self._inner.paged()
+
     def close(self) -> None:
         self._inner.close()
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from ckptd import layout
 from ckptd.errors import Unavailable
 from ckptd.storage import publish
 from ckptd.storage.local import LocalStorage
@@ -120,6 +121,35 @@ def test_T7_no_record_is_put_behind_one_that_is_unsure(
     before = inode(storage, ONE)
     put(storage, TWO)
     assert inode(storage, ONE) != before
+
+
+def test_L8_a_new_folder_of_slots_stands_on_the_one_before(
+    storage: LocalStorage, failing: Failing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last slot of a folder that is unsure, or that another process has not fsynced yet, is made durable before
+    the first slot of the next folder can be seen: no power cut may leave a gap."""
+    last, first = layout.log_key("r", 99), layout.log_key("r", 100)
+    folder = layout.segment_folder("r", 0)
+    put(storage, layout.log_key("r", 98))
+    synced = failing(folder)
+    with pytest.raises(Unavailable):
+        put(storage, last)
+    before = inode(storage, last)
+    with monkeypatch.context() as patch:
+        no_exchange(patch)
+        with pytest.raises(Unavailable, match="failed earlier in this process"):
+            put(storage, first)
+    assert storage.list(layout.segment_folder("r", 1)) == []
+    synced.clear()
+    put(storage, first)
+    assert inode(storage, last) != before
+    assert synced.index(folder) < synced.index(layout.segment_folder("r", 1))
+    synced.clear()
+    put(storage, layout.log_key("r", 200))
+    assert layout.segment_folder("r", 1) in synced  # whoever wrote into it
+    synced.clear()
+    put(storage, layout.log_key("r", 201))
+    assert layout.segment_folder("r", 1) not in synced
 
 
 def test_a_large_file_is_not_copied_but_stays_unsure(

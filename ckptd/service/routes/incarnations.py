@@ -5,6 +5,7 @@ from __future__ import annotations
 from fastapi import APIRouter, Response
 
 from ckptd.service.context import Here
+from ckptd.service.door import pinned_answer
 from ckptd.service.routes.names import AttemptName, FallbackOf, Generation, RunName, Wait
 from ckptd.wire import Answer, BeginRequest, Heartbeat, HeartbeatAnswer, OpenRequest, ReadyRequest
 
@@ -39,16 +40,9 @@ def begin(run: RunName, request: BeginRequest, service: Here) -> Answer:
 )
 async def answer(
     run: RunName, attempt: AttemptName, service: Here, fallback_of: FallbackOf = None, wait_seconds: Wait = 0.0
-) -> Answer | Response:
+) -> Response:
     """Any rank: the answer of this attempt's generation, as soon as rank 0 has begun it."""
-    found = await service.lookout.ask(
-        run,
-        ("answer", attempt, fallback_of),
-        lambda: service.ledger.join(run, attempt, fallback_of),
-        lambda answer: answer is not None,
-        service.wait_seconds(wait_seconds),
-    )
-    return found if found is not None else Response(status_code=204)
+    return await pinned_answer(service, run, attempt, fallback_of, wait_seconds)
 
 
 @router.post("/runs/{run}/generations/{generation}/ready", status_code=204)
@@ -60,9 +54,9 @@ def ready(run: RunName, generation: Generation, request: ReadyRequest, service: 
 
 @router.post("/runs/{run}/heartbeat")
 def heartbeat(run: RunName, request: Heartbeat, service: Here) -> HeartbeatAnswer:
-    """Rank 0, every few seconds. The answer tells a fenced job early; one that is fenced, or rolled
-    back, keeps nobody out."""
+    """Rank 0, every few seconds. The answer tells a fenced job early; one that is fenced, or that a person ended,
+    keeps nobody out."""
     current = service.ledger.current(run)
-    if current.attempt == request.attempt and not current.rolled_back:
+    if current.attempt == request.attempt and not current.ended:
         service.presence.heard(run, request.job, request.host)
     return current

@@ -8,6 +8,7 @@ from fastapi import Path, Query
 from pydantic import AfterValidator
 
 from ckptd import layout
+from ckptd.manifest import SaveId
 
 RunName = Annotated[
     str,
@@ -18,6 +19,9 @@ SaveName = Annotated[
     str,
     Path(description="Id of the save", json_schema_extra={"pattern": f"^{layout.SAVE_ID.pattern}$"}),
     AfterValidator(layout.check_save),
+]
+SaveOf = Annotated[
+    SaveId | None, Query(description="Which one of several of a step; by default the one on the line, or the newest")
 ]
 AttemptName = Annotated[str, Path(pattern=f"^{layout.TOKEN_ID.pattern}$", description="Id of the attempt")]
 Step = Annotated[int, Path(ge=0, le=layout.MAX_STEP, description="Optimizer step")]

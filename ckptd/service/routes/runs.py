@@ -11,8 +11,9 @@ from ckptd import __version__
 from ckptd.errors import Corrupt, NotFound
 from ckptd.manifest import Manifest
 from ckptd.service.context import Here, Service
+from ckptd.service.pinned import body_of
 from ckptd.service.readable import tell_readable
-from ckptd.service.routes.names import RunName, Step
+from ckptd.service.routes.names import RunName, SaveOf, Step
 from ckptd.wire import CheckpointInfo, HeartbeatAnswer, Latest, RunInfo, StorageInfo
 
 router = APIRouter(tags=["runs"])
@@ -42,11 +43,17 @@ def run(run: RunName, service: Here) -> RunInfo:
     return service.ledger.run_info(run)
 
 
-@router.get("/runs/{run}/latest")
-def latest(run: RunName, service: Here) -> Latest:
-    """Where a start would resume now, with a reason for each candidate. For people: it pins nothing."""
-    with readable(service, run):
-        return service.ledger.latest(run)
+@router.get("/runs/{run}/latest", response_model=Latest)
+async def latest(run: RunName, service: Here) -> Response:
+    """Where a start would resume now, with a reason for each candidate. For people: it pins nothing. All who ask at
+    the same time share one look at the storage, which begins after they came."""
+
+    def look() -> bytes:
+        with readable(service, run):
+            return body_of(service.ledger.latest(run))
+
+    body = await service.lookout.ask(run, ("latest",), look, lambda body: False, 0.0)
+    return Response(body, media_type="application/json")
 
 
 @router.get("/runs/{run}/checkpoints")
@@ -57,16 +64,16 @@ def checkpoints(run: RunName, service: Here) -> list[CheckpointInfo]:
 
 
 @router.get("/runs/{run}/checkpoints/{step}")
-def checkpoint(run: RunName, step: Step, service: Here) -> CheckpointInfo:
-    """The newest checkpoint of a step, the one on the current line if there are several."""
+def checkpoint(run: RunName, step: Step, service: Here, save: SaveOf = None) -> CheckpointInfo:
+    """The newest checkpoint of a step, the one on the current line if there are several, unless `save` names one."""
     with readable(service, run):
-        return service.ledger.checkpoint_at(run, step)
+        return service.ledger.checkpoint_at(run, step, save)
 
 
 @router.get("/runs/{run}/checkpoints/{step}/manifest", response_model=Manifest)
-def manifest(run: RunName, step: Step, service: Here) -> Response:
+def manifest(run: RunName, step: Step, service: Here, save: SaveOf = None) -> Response:
     """The manifest of that checkpoint, checked against its commit: the stored bytes."""
-    ref = checkpoint(run, step, service).manifest
+    ref = checkpoint(run, step, service, save).manifest
     return Response(service.ledger.manifest(ref).stored(), media_type="application/json")
 
 

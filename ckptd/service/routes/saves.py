@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Response
 
 from ckptd import layout
 from ckptd.errors import Invalid
 from ckptd.service.context import Here
+from ckptd.service.door import status_of_save
 from ckptd.service.routes.names import RunName, SaveName, Wait, Writers
 from ckptd.wire import AbortRequest, CommitRequest, PartReport, PartsAnswer, SaveStatus
 
@@ -56,13 +57,7 @@ def abort(run: RunName, save: SaveName, request: AbortRequest, service: Here) ->
     service.lookout.wake(run)
 
 
-@router.get("/runs/{run}/saves/{save}")
-async def status(run: RunName, save: SaveName, service: Here, wait_seconds: Wait = 0.0) -> SaveStatus:
+@router.get("/runs/{run}/saves/{save}", response_model=SaveStatus)
+async def status(run: RunName, save: SaveName, service: Here, wait_seconds: Wait = 0.0) -> Response:
     """Any rank: what became of a save, as soon as it is decided."""
-    return await service.lookout.ask(
-        run,
-        ("save", save),
-        lambda: service.ledger.save_status(run, save),
-        lambda status: status.status != "pending",
-        service.wait_seconds(wait_seconds),
-    )
+    return await status_of_save(service, run, save, wait_seconds)

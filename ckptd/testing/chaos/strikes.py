@@ -9,7 +9,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable
 
-from ckptd import layout
+from ckptd.slots import last_slot
 from ckptd.testing.chaos.job import WORLD, ChaosFailed, Event, Job, is_rank, signal_rank
 from ckptd.testing.chaos.plan import Fault
 from ckptd.testing.chaos.site import Site
@@ -38,9 +38,8 @@ def kill_rank_in_start(job: Job, site: Site, fault: Fault) -> str:
     """Rank 0 dies while it begins: before or after its record is in the log. Then the ranks start once more. Only a
     rank that goes to the storage itself writes records itself."""
     generation, victim = job.generation, job.ranks()[fault.rank]
-    slots = [layout.seq_of(key) for key in site.storage.list(layout.log_folder(job.run))]
     # The opened attempt goes before it, and perhaps records of housekeeping.
-    first = max(slot for slot in slots if slot is not None) + 2
+    first = last_slot(site.storage, job.run) + 2
     orders = [f"{fault.place}?seq={seq}:kill" for seq in range(first, first + 20)]
     url = job.control["url"]
     job.tell(orders=";".join(orders), url=site.url)

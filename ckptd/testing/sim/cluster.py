@@ -38,6 +38,7 @@ class Manners:
     keepers: int
     keep_last: int
     keep_every: int | None
+    snapshot_records: int
 
 
 def draw_manners(rng: random.Random) -> Manners:
@@ -51,6 +52,7 @@ def draw_manners(rng: random.Random) -> Manners:
         keepers=rng.choice((1, 1, 2)),
         keep_last=rng.choice((2, 2, 3, 4)),
         keep_every=rng.choice((None, None, 4, 10)),
+        snapshot_records=rng.choice((1, 5, 20, 1000)),
     )
 
 
@@ -102,18 +104,23 @@ class Cluster:
 
 
 class SimLedger(Ledger):
-    """The real one. What its callers are told is compared with the truth; with `shared` it has many threads."""
+    """The real one. What its callers are told is compared with the truth; many threads of its process may use it."""
 
-    def __init__(self, cluster: Cluster, process: Process, *, shared: bool = False) -> None:
-        self._cluster, self._process, self._shared = cluster, process, shared
+    def __init__(self, cluster: Cluster, process: Process) -> None:
+        self._cluster, self._process = cluster, process
         super().__init__(
             cluster.drive.view(process),
             second_reader=cluster.second_reader,
             deadline_seconds=cluster.manners.append_seconds,
             pause=cluster.baton.pause,
             clock=cluster.baton.clock,
+            snapshot_records=cluster.manners.snapshot_records,
+            aside=self._aside,
         )
         self.actor = process.name
+
+    def _aside(self, call: Callable[[], None]) -> None:
+        self._cluster.baton.start(self._process, call)
 
     def append(self, run: str, build: Build) -> None:
         rid, truth, began = "", self._cluster.truth, self._cluster.baton.now
@@ -138,7 +145,7 @@ class SimLedger(Ledger):
 
     def _log(self, run: str) -> RunLog:
         log = super()._log(run)
-        if self._shared and not isinstance(log.lock, BatonLock):
+        if not isinstance(log.lock, BatonLock):
             cast(Any, log).lock = BatonLock(self._cluster.baton)
         return log
 
@@ -153,7 +160,7 @@ class Service:
 
     def ledger(self) -> SimLedger:
         if self._ledger is None:
-            self._ledger = SimLedger(self._cluster, self.process, shared=True)
+            self._ledger = SimLedger(self._cluster, self.process)
         return self._ledger
 
     def ask(self, request: Callable[[Ledger], T]) -> T:

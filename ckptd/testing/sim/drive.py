@@ -211,7 +211,7 @@ class View:
                 drive.baton.pause(0.0)
             if self._meets(weather.misread):
                 self._misreads_until = drive.baton.now + 30.0 * drive.rng.random()
-                self._misreads = drive.rng.choice(("/log/", "/data/", "/data/", "/manifests/", ""))
+                self._misreads = drive.rng.choice(("/log/", "/data/", "/data/", "/manifests/", "/snapshots/", ""))
         if self._meets(weather.outage):
             self._cut_until = drive.baton.now + drive.rng.choice((0.5, 5.0, 30.0)) * drive.rng.random()
         if self._meets(weather.full):
@@ -263,6 +263,9 @@ class ViewReader:
         if len(piece) < buffer.nbytes:
             raise Corrupt(f"{self._key} ends too early", key=self._key, expected=buffer.nbytes, found=len(piece))
         buffer[:] = piece
+
+    def paged(self) -> bool:
+        return False
 
     def close(self) -> None:
         self._data = b""

@@ -14,6 +14,7 @@ from ckptd import history, layout
 from ckptd.digests import sha256_hex
 from ckptd.encoding import decode
 from ckptd.errors import Corrupt, NotFound
+from ckptd.lineage import first_open
 from ckptd.manifest import Manifest
 from ckptd.state import RunState
 from ckptd.testing.auditor import Auditor
@@ -61,6 +62,8 @@ class Truth:
     def removed(self, key: str) -> None:
         """A process deletes `key`: that may be done to what nobody needs any more, and to nothing else."""
         words = key.split("/")
+        if key.startswith(f"{layout.snapshots_folder(RUN)}/"):
+            return  # a cache
         save = words[-2] if len(words) > 3 else ""
         if words[:2] != ["runs", RUN] or words[2] not in ("data", "manifests") or not layout.SAVE_ID.fullmatch(save):
             raise self._violated("I13", key, "is deleted")
@@ -68,7 +71,7 @@ class Truth:
         if save in state.checkpoints:
             if save not in state.retired:
                 raise self._violated("I13", key, "is deleted, and its checkpoint is not retired")
-        elif current is None or layout.generation_of(save) >= current.number:
+        elif current is None or layout.generation_of(save) >= first_open(state):
             raise self._violated(
                 "I13", key, f"is deleted while generation {current and current.number} may commit it"
             )
@@ -78,8 +81,8 @@ class Truth:
         self._hurt.add(key)
 
     def _record(self, key: str, data: bytes) -> None:
-        state, seq = self.state, layout.seq_of(key.removeprefix(self._log))
-        if seq != state.seq + 1:
+        state, seq = self.state, layout.seq_of(key.rpartition("/")[2])
+        if seq != state.seq + 1 or key != layout.log_key(RUN, seq):
             raise self._violated("I2", key, f"is filled after slot {state.seq}")
         try:
             item = decode(data, key=key, seq=seq)

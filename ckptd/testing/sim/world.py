@@ -119,8 +119,11 @@ class World:
         return f"{what} {self._names[what]}"
 
     def _damage(self) -> None:
-        """An object of a checkpoint that is not retired: a bit, the end, or all of it."""
+        """A snapshot, or an object of a checkpoint that is not retired: a bit, the end, or all of it."""
         rng, state, medium = self.rng, self.truth.state, self.drive.medium
+        snapshots = medium.list(layout.snapshots_folder(RUN))
+        if snapshots and rng.random() < 0.2:
+            return self._spoil(f"{layout.snapshots_folder(RUN)}/{rng.choice(snapshots)}")
         saves = [save for save in state.checkpoints if save not in state.retired]
         if not saves:
             return
@@ -129,8 +132,10 @@ class World:
         names = [name for name in medium.list(folder) if not name.startswith("part-")]
         if not names:
             return
-        key = f"{folder}/{rng.choice(names)}"
-        data = medium.get(key, 1 << 30)
+        self._spoil(f"{folder}/{rng.choice(names)}")
+
+    def _spoil(self, key: str) -> None:
+        rng, data = self.rng, self.drive.medium.get(key, 1 << 30)
         how = rng.choice(("flip", "cut", "remove"))
         self.drive.say("nature", f"{how} {key}")
         self.truth.damaged(key)
