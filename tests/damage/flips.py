@@ -90,7 +90,7 @@ class Scene:
             for step in STEPS:
                 client.save(state_at(step), step=step, wait=True)
         self.files = sorted(p for p in self.runs.rglob("*") if p.is_file())
-        self.needed = {p for p in self.files if p.parent.name == "log" or self._of_newest(p)}
+        self.needed = {p for p in self.files if p.parent.parent.name == "log" or self._of_newest(p)}
 
     def _of_newest(self, path: Path) -> bool:
         return f"-{STEPS[-1]:012d}-" in path.parent.name and not path.name.startswith("part-")
