@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from ckptd.digests import chunk_digest
 from ckptd.manifest import Borrowed, ObjectRef
-from ckptd_client.snapshot import Captured, Entry
+from ckptd_client.snapshot import PADDING, Captured, Entry
 
 TRIES, PAUSE = 3, 20  # saves that are digested without a gain, and those that are not digested then
 WORTHWHILE = 0.02  # of the bytes
@@ -99,7 +99,8 @@ class Unchanged:
             if self._weigh(entries, same):
                 return
         self._before = values
-        written = {entry.name: Home(look.save, ref, values[entry.name]) for entry in entries[: look.count]}
+        names = (entry.name for entry in entries[: look.count] if entry.name != PADDING)
+        written = {name: Home(look.save, ref, values[name]) for name in names}
         pending = ({**look.homes, **written}, bool(look.borrowed), is_live)
         self._pending = [*self._pending[1 - MAX_PENDING :], pending]
 
@@ -149,4 +150,5 @@ def _values(captured: Captured) -> dict[str, Value]:
     return {
         entry.name: (str(entry.dtype), entry.shape, chunk_digest(data[entry.offset : entry.offset + entry.nbytes]))
         for entry in captured.entries
+        if entry.name != PADDING
     }
