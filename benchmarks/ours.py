@@ -20,7 +20,7 @@ from ckptd_client import CheckpointClient, SaveHandle
 
 RUN = "bench"
 SNAPSHOT_DEADLINE_SECONDS = 60.0
-PARALLEL: dict[str, Any] = {}
+PARALLEL: dict[str, Any] = {"parallel": True}
 """Options of a client whose ranks all write their share of the shared state."""
 
 
@@ -38,11 +38,12 @@ def prepare(client: CheckpointClient, state: State) -> None:
 
 
 class Saving:
-    """One rank that saves again and again, and forgets what it saved before."""
+    """One rank that saves again and again, and forgets what it saved before. The state is the same each time, so it
+    must not be borrowed from the save before: that is off."""
 
     def __init__(self, url: str, **options: Any) -> None:
         self.url, self.step = url, 0
-        self.client = CheckpointClient(url, RUN, **({"rank": 0, "world_size": 1} | options))
+        self.client = CheckpointClient(url, RUN, **({"rank": 0, "world_size": 1, "incremental": False} | options))
         self.client.latest()
 
     def save(self, state: State) -> None:

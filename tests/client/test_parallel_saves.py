@@ -71,7 +71,7 @@ def test_alone_it_is_a_save_like_any_other(drive: Drive) -> None:
 
 
 @pytest.mark.parametrize("wrong", ["another shape", "not divided"])
-def test_ranks_that_hold_other_tensors_make_no_checkpoint(drive: Drive, wrong: str) -> None:
+def test_W9_ranks_that_hold_other_tensors_make_no_checkpoint(drive: Drive, wrong: str) -> None:
     """All learn why, and the save after it is made."""
 
     def life(client: CheckpointClient) -> str:

@@ -91,7 +91,7 @@ def test_the_same_bytes_as_another_dtype_or_shape_are_written() -> None:
 
 
 @pytest.mark.parametrize("live", [False, None])
-def test_only_a_checkpoint_lends(live: bool | None) -> None:
+def test_W10_only_a_checkpoint_lends(live: bool | None) -> None:
     """A save that failed, or whose outcome is not known yet, does not."""
     unchanged = Unchanged()
     looks = [save(unchanged, f"s{step}", model(step), live) for step in range(1, 6)]

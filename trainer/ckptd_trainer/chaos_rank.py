@@ -4,8 +4,9 @@
 
 CONTROL is a JSON file that the harness replaces: `limit` (the step to wait at), `orders` (failpoints), `url`,
 `harness` (its process id: without it the rank ends), `end`, `again` (save a step once more whose save failed),
-`group_seconds` (the process group's own timeout). Each rank appends JSON lines to the file that CHAOS_EVENTS names:
-`start`, `step` with the loss to the last bit, `queued`, `durable`, `failed`, `fenced`, `gate`, `end`.
+`parallel` (all ranks write a part of the shared state), `group_seconds` (the process group's own timeout). Each rank
+appends JSON lines to the file that CHAOS_EVENTS names: `start`, `step` with the loss to the last bit, `queued`,
+`durable`, `failed`, `fenced`, `gate`, `end`.
 Losses depend on the seed and the step alone, never on how often the job was started.
 """
 
@@ -29,7 +30,7 @@ from ckptd.testing.chaos.stub import tell
 from ckptd_client import CheckpointClient, SaveHandle
 from ckptd_client.data import ResumableSampler, RngState, seed_rank
 
-SIZE, WIDTH, MICRO_BATCH = 999, 64, 4
+SIZE, WIDTH, MICRO_BATCH, FROZEN = 999, 64, 4, 500
 LOOK_SECONDS = 0.02
 SAVE_SECONDS, START_SECONDS = 20.0, 150.0
 
@@ -39,6 +40,7 @@ class Network:
 
     def __init__(self, seed: int) -> None:
         generator = torch.Generator().manual_seed(seed)
+        self.frozen = torch.randn(FROZEN, WIDTH, generator=generator)  # never trained: saves borrow it
         self.inputs = torch.randn(SIZE, WIDTH, generator=generator)
         self.targets = torch.tanh(self.inputs @ torch.randn(WIDTH, 1, generator=generator))
         self.model = torch.nn.Sequential(
@@ -54,7 +56,7 @@ class Network:
         """One optimizer step of all ranks; the loss of the whole batch. Plain sums over the ranks, not DDP, whose
         buckets change their layout in the first steps of a process."""
         output: torch.Tensor = self.model(self.inputs[samples])
-        loss = (output - self.targets[samples]).square().sum()
+        loss = (output - self.targets[samples]).square().sum() + self.frozen.sum() / SIZE
         (loss / count).backward()  # type: ignore[no-untyped-call]
         for parameter in self.model.parameters():
             dist.all_reduce(parameter.grad)
@@ -92,6 +94,7 @@ class Rank:
             strict=("seed",),
             start_deadline_seconds=START_SECONDS,
             save_deadline_seconds=SAVE_SECONDS,
+            parallel=self.control["parallel"],
         ) as client:
             dist.init_process_group("gloo", timeout=timedelta(seconds=self.control["group_seconds"]))
             client.latest()  # before anything else, as a rank does that wraps its model
@@ -102,6 +105,7 @@ class Rank:
             rng = RngState()
             state: dict[str, object] = {
                 "model": network.model,
+                "frozen": network.frozen,
                 "optimizer": network.optimizer,
                 "schedule": network.schedule,
                 "sampler": sampler,

@@ -33,6 +33,8 @@ class Checks:
     commits_lost: int = 0
     steps_compared: int = 0
     audits: int = 0
+    borrowing: int = 0
+    """Checkpoints that hold bytes in an earlier one's object."""
     _seen: int = 0
 
     def __post_init__(self) -> None:
@@ -60,6 +62,7 @@ class Checks:
     def _starts(self, generations: set[int]) -> Iterable[str]:
         state = RunLog(self.site.storage, self.job.run, actor="chaos").replay(to_the_end=True)
         commits = [c for c in state.checkpoints.values() if c.save not in self.job.damaged]
+        self.borrowing = sum(bool(commit.borrows) for commit in state.checkpoints.values())
         for number in sorted(generations):
             starts = self.job.starts()[number]
             before = [commit for commit in commits if commit.generation < number]

@@ -84,7 +84,7 @@ class Job:
         self._read = 0
         self.control: dict[str, Any] = {
             "limit": 0, "orders": "", "url": url, "harness": os.getpid(), "end": False, "again": False, "seed": seed,
-            "save_every": save_every, "pause": pause, "group_seconds": 60.0,
+            "save_every": save_every, "pause": pause, "group_seconds": 60.0, "parallel": seed % 2 == 1,
         }  # fmt: skip
         self.nodes: list[Node] = []
         self.tell()

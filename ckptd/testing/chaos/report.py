@@ -50,6 +50,7 @@ class Report:
             "steps": job.step,
             "steps lost": steps_lost(job),
             "commits acknowledged": len({event["save"] for event in job.named("durable")}),
+            "checkpoints that borrow": checks.borrowing,
             "commits lost": checks.commits_lost,
             "wrong resumes": checks.wrong_resumes,
             "losses compared": checks.steps_compared,
