@@ -90,7 +90,7 @@ class CheckpointClient:
     ) -> None:
         self.run = layout.check_run(run)
         self.rank, self.world_size = place(rank, world_size)
-        self._contract = Contract(contract, strict, allow)
+        self._contract = Contract(contract, strict, allow, parallel=parallel)
         self._attempt = attempt or layout.new_attempt()
         if not layout.TOKEN_ID.fullmatch(self._attempt):
             raise Invalid(f"attempt {attempt!r}: expected 32 hexadecimal digits", field="attempt")

@@ -47,6 +47,7 @@ class Difference:
 class Contract:
     """What the user says about it. `given` are values to record; of all fields, those in `strict` must be as saved,
     those in `allow` may differ although they would be refused: a part that does not fit is then left as it is built.
+    `parallel` is not recorded, only compared between the ranks.
     """
 
     def __init__(
@@ -54,7 +55,10 @@ class Contract:
         given: Mapping[str, ContractValue] | None = None,
         strict: Collection[str] = (),
         allow: Collection[str] = (),
+        *,
+        parallel: bool = False,
     ) -> None:
+        self.parallel = parallel
         self.given: Fields = {name: _checked(name, value) for name, value in (given or {}).items()}
         if len(self.given) > MAX_GIVEN:
             raise Invalid(f"contract: {len(self.given)} fields, expected at most {MAX_GIVEN}", field="contract")
@@ -70,6 +74,11 @@ class Contract:
                 do=f"Give them in contract=, or name one of {', '.join(FOUND)}, app_state.<key>, per_rank.<key>.",
                 field="strict",
             )
+
+    @property
+    def shared(self) -> Fields:
+        """What all ranks must have been given alike."""
+        return {**self.given, "the option parallel": self.parallel}
 
     def fields(self, app_state: Mapping[str, object], per_rank: Mapping[str, object] | None, world: int) -> Fields:
         """All fields as they are now. Training thread; looks at dtypes and classes, copies nothing."""

@@ -213,7 +213,7 @@ class Incarnation:
 
     def _try(self, name: str, ballot: dict[str, Any], step: Callable[[], None]) -> list[dict[str, Any]]:
         """One step of a load, and the vote on it."""
-        ballot |= {"reader": this_process().model_dump(), "ready": self._ready, "contract": self._contract.given}
+        ballot |= {"reader": this_process().model_dump(), "ready": self._ready, "contract": self._contract.shared}
         error = tried(step, ballot)
         return self._vote(f"{name}/{self._restores}", ballot, error)
 

@@ -94,7 +94,7 @@ class Steps:
     def missing(self, job: Job, missing: list[int]) -> SaveOff:
         return SaveOff(
             f"save of step {job.handle.step}: no part from ranks {missing} within {job.deadline_seconds:.0f} s",
-            do="With per_rank state, call save on every rank with the same step and with per_rank.",
+            do="With per_rank state, and with `parallel`, call save on every rank, alike and with the same step.",
             save=job.handle.save,
         )
 

@@ -71,7 +71,7 @@ class Unchanged:
             return Look(save, len(entries), digested=False)
         if self._borrowing >= FULL_AFTER:
             self._homes, self._borrowing = {}, 0
-        if entries[-1].name not in self._homes:
+        if entries[-1].name not in self._last or entries[-1].name not in self._homes:
             return Look(save, len(entries))
         values = _values(captured)
         count = self._first_known(entries, values)

@@ -10,7 +10,7 @@ import torch
 from ckptd.errors import CkptdError, SaveOff
 from ckptd.testing.auditor import Auditor
 from ckptd_client import CheckpointClient
-from tests.client.ranks import RUN, Drive, Job, Trained
+from tests.client.ranks import RUN, Drive, Job, Trained, on_threads, results
 from tests.homes import spoil
 
 PARALLEL = {"parallel": True}
@@ -111,6 +111,20 @@ def test_a_rank_that_cannot_write_its_part_calls_the_save_off_for_all(drive: Dri
     assert "rank 1 could not write" in first.message
     assert drive.steps() == []
     assert "planned: put failed" in second.message
+
+
+def test_a_rank_that_was_not_told_to_divide_is_found_at_the_start(drive: Drive) -> None:
+    job = Job(drive, 2)
+
+    def on_rank(rank: int) -> CkptdError:
+        with job.client(rank, parallel=rank == 0) as client, pytest.raises(CkptdError) as caught:
+            client.restore(Trained().app)
+        return caught.value
+
+    found = on_threads([lambda: [on_rank(0)], lambda: [on_rank(1)]])
+    (first,), (second,) = results(found)
+    assert first.message == second.message
+    assert "different contracts: the option parallel: True and False" in first.message
 
 
 def test_damage_of_any_part_sends_all_ranks_back(drive: Drive) -> None:
