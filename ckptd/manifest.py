@@ -14,7 +14,6 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
-    JsonValue,
     PlainSerializer,
     model_validator,
 )
@@ -46,6 +45,8 @@ Step = Annotated[int, Field(ge=0, le=layout.MAX_STEP)]
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 SaveId = Annotated[str, Field(pattern=f"^{layout.SAVE_ID.pattern}$")]
 ContractValue = bool | int | float | str
+Tree = Any  # JSON; it goes around pydantic, which takes seconds for a hundred thousand tensors
+TREES = frozenset({"shared", "per_rank"})
 Writer = Annotated[int, Field(ge=0, lt=layout.MAX_WRITERS)]
 
 
@@ -98,10 +99,17 @@ class Part(Frozen):
     writer: Writer
     payload: ObjectRef | None = None
     borrowed: tuple[Borrowed, ...] = ()
-    shared: JsonValue = None
-    per_rank: JsonValue = None
+    shared: Tree = None
+    per_rank: Tree = None
     form: Annotated[str, Field(max_length=64)] = ""
     error: Annotated[str, Field(max_length=2000)] | None = None
+
+    def content(self) -> dict[str, Any]:
+        """All of it as plain JSON values."""
+        return {**self.model_dump(mode="json", exclude=set(TREES)), "shared": self.shared, "per_rank": self.per_rank}
+
+    def stored(self) -> bytes:
+        return canonical_json(self.content())
 
 
 class Manifest(Frozen):
@@ -147,6 +155,10 @@ class Manifest(Frozen):
         if len(self.borrows) > MAX_BORROWS:
             raise ValueError(f"it borrows from {len(self.borrows)} saves, at most {MAX_BORROWS} are allowed")
         return self
+
+    def stored(self) -> bytes:
+        parts = [part.content() for part in self.parts]
+        return canonical_json({**self.model_dump(mode="json", exclude={"parts"}), "parts": parts})
 
     def written(self) -> list[ObjectRef]:
         """The objects that this save wrote itself."""

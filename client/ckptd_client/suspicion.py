@@ -44,7 +44,8 @@ class WeightsWatch:
         entries = sorted(entry for entry in captured.entries if entry.nbytes and entry.name.startswith(names))
         if not entries:
             return
-        digest = chunk_digest(*(captured.data[entry.offset : entry.offset + entry.nbytes] for entry in entries))
+        data = captured.data
+        digest = chunk_digest(*(data[entry.offset : entry.offset + entry.nbytes] for entry in entries))
         last, self._last = self._last, (step, digest)
         if last is None or last[0] == step or last[1] != digest:
             return

@@ -32,13 +32,14 @@ def apply(rules: Rules, fold: Fold, record: Record) -> Fold:
         case Kind.OPENED:
             return fold._replace(opened=fold.opened + 1)
         case Kind.STARTED:
-            begun = Generation(save, record.point, record.fallback_of, record.by)
+            doubted = fold.turns[record.point]
+            begun = Generation(save, record.point, record.fallback_of, record.by, doubted=doubted)
             counts = record.point and not record.fallback_of
             starts = _next(fold.starts, record.point) if counts else fold.starts
             return fold._replace(generations=(*fold.generations, begun), tip=record.point, starts=starts)
         case Kind.READY:
-            point = fold.generations[save - 1].point
-            good = bit(point) if point and not fold.quarantined & bit(point) else 0
+            point, doubted = fold.generations[save - 1].point, fold.generations[save - 1].doubted
+            good = bit(point) if point and fold.turns[point] == doubted else 0  # read in full, and not doubted since
             read = fold._replace(verified=fold.verified | good, unread=fold.unread & ~good)
             return _with_current(read, ready=True)
         case Kind.COMMITTED:

@@ -52,8 +52,12 @@ def never(rules: Rules, fold: Fold, record: Record) -> bool:
             return gone or record.turn < fold.turns[save]
         case Kind.ROLLED_BACK:
             return gone or record.turn < fold.rollbacks
-        case Kind.VERIFIED | Kind.PINNED | Kind.UNPINNED | Kind.RETIRED:
+        case Kind.PINNED | Kind.UNPINNED:
+            return gone or record.turn < fold.pin_turns[save]
+        case Kind.VERIFIED | Kind.RETIRED:
             return gone
+        case Kind.PURGED:
+            return bool(fold.purged & bit(save)) and not rules.reinstate_purged
         case _:
             return False
 

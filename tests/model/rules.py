@@ -95,6 +95,7 @@ class Generation(NamedTuple):
     by: int
     ready: bool = False
     closed: bool = False
+    doubted: int = 0  # the turn of the quarantine of `point` when it started
 
 
 class Fold(NamedTuple):
