@@ -74,6 +74,11 @@ def results(found: Sequence[T | BaseException]) -> list[T]:
     return [result for result in found if not isinstance(result, BaseException)]
 
 
+def of_log(key: str) -> bool:
+    """A slot of a log, or a folder of slots."""
+    return "/log" in key
+
+
 class Drive:
     """The storage that all ranks share: a folder or a bucket's prefix, initialised. A client that is told
     `url_for(machine)` works on `seen_by(machine)`."""

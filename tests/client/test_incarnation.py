@@ -30,6 +30,7 @@ from tests.client.ranks import (
     Job,
     TellingStore,
     Trained,
+    of_log,
     on_threads,
     results,
     serving,
@@ -93,7 +94,7 @@ def test_S3_a_zombies_commit_between_the_ranks_questions_changes_no_answer(drive
     train(drive, [5])
     zombie = Zombie(drive, 9)
     # Rank 0 has begun; the other ranks have not asked yet.
-    asked = [drive.seen_by(rank).pause("list", "/log") for rank in (1, 2, 3)]
+    asked = [drive.seen_by(rank).pause("list", of_log) for rank in (1, 2, 3)]
     fate: list[BaseException | None] = []
 
     def between() -> tuple[int, str | None]:
@@ -166,7 +167,7 @@ def test_repeating_the_question_gives_the_same_answer(drive: Drive) -> None:
 
 def test_a_question_that_failed_can_be_asked_again(drive: Drive, quick: None) -> None:
     train(drive, [5])
-    fault = drive.seen_by(1).fail_before("list", "/log", times=None, error=Corrupt("planned"))
+    fault = drive.seen_by(1).fail_before("list", of_log, times=None, error=Corrupt("planned"))
 
     def ask_twice(client: CheckpointClient) -> tuple[int, str | None]:
         with pytest.raises(Corrupt, match="planned"):
@@ -253,7 +254,7 @@ def test_S7_the_ranks_learn_why_rank_0_got_no_answer(drive: Drive, impatient: No
 
 def test_an_outage_that_ends_in_time_is_waited_out(drive: Drive, quick: None) -> None:
     train(drive, [5])
-    faults = [drive.seen_by(rank).fail_before("list", "/log", times=3) for rank in range(2)]
+    faults = [drive.seen_by(rank).fail_before("list", of_log, times=3) for rank in range(2)]
     faults += [drive.seen_by(0).fail_before("size", times=2)]  # the look before the promise
     assert Job(drive, 2).run(latest) == [(2, "g00000001-000000000005-r1")] * 2
     assert [fault.fired for fault in faults] == [3, 3, 2]

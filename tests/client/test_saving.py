@@ -15,7 +15,7 @@ from ckptd.digests import sha256_hex
 from ckptd.errors import CkptdError, Conflict, Corrupt, Fenced, Invalid, OutcomeUnknown, Unavailable
 from ckptd.failpoints import hooked
 from ckptd_client import CheckpointClient, SaveHandle, saving, steps
-from tests.client.ranks import DEADLINE_SECONDS, RUN, Drive, Job, Trained, on_threads, results, train
+from tests.client.ranks import DEADLINE_SECONDS, RUN, Drive, Job, Trained, of_log, on_threads, results, train
 
 WORLD = 4
 
@@ -35,10 +35,6 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def of_payload(key: str) -> bool:
     return key.endswith(".safetensors")
-
-
-def of_log(key: str) -> bool:
-    return "/log/" in key
 
 
 def restored(drive: Drive) -> tuple[int, list[bytes]]:
@@ -445,7 +441,7 @@ def test_W5_a_commit_that_stays_unknown_is_not_called_off_and_may_land_later(dri
 
 
 def test_an_outage_during_the_commit_is_waited_out(drive: Drive, client: CheckpointClient) -> None:
-    faults = [drive.seen_by(0).fail_before("list", "/log", nth=1, times=5), drive.seen_by(0).fail_before("size")]
+    faults = [drive.seen_by(0).fail_before("list", of_log, nth=1, times=5), drive.seen_by(0).fail_before("size")]
     assert client.save(Trained().app, step=1, wait=True).status == "durable"
     assert [fault.fired for fault in faults] == [5, 1]
 

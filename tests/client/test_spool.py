@@ -25,7 +25,7 @@ from ckptd_client import CheckpointClient, SaveHandle, course, saving, spool, up
 from ckptd_client.snapshot import HostSnapshot
 from ckptd_client.spool import Spool
 from ckptd_client.state import flatten
-from tests.client.ranks import DEADLINE_SECONDS, RUN, Drive, Job, Trained, on_threads, results, train
+from tests.client.ranks import DEADLINE_SECONDS, RUN, Drive, Job, Trained, of_log, on_threads, results, train
 
 OPERATIONS: tuple[Operation, ...] = ("put", "get", "reader", "size", "list", "sync", "delete", "check_root")
 ATTEMPT, OTHER = "a" * 32, "b" * 32
@@ -122,10 +122,6 @@ def spooled(drive: Drive, tmp_path: Path) -> Any:
 
 def of_payload(key: str) -> bool:
     return key.endswith(".safetensors")
-
-
-def of_log(key: str) -> bool:
-    return "/log/" in key
 
 
 def train_elsewhere(drive: Drive) -> None:

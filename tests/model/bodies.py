@@ -1,4 +1,5 @@
-"""The model's words in the product's: a record of the model as the body of a real one, a real state as a fold.
+"""The model's words in the product's: all records that can be asked for, each as the body of a real one, and a real
+state as a fold.
 
 Nothing here knows a rule. What the model has no word for, the counts of verifications, retirements and purges, is
 taken from the real state, as a writer would.
@@ -6,6 +7,7 @@ taken from the real state, as a writer would.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from functools import cache
 
 from ckptd import layout
@@ -31,7 +33,7 @@ from ckptd.upkeep_records import (
     CheckpointVerified,
     RolledBack,
 )
-from tests.model.rules import Fold, Generation, Ground, Kind, Record, bit, generation_of, save_id, step_of
+from tests.model.rules import Fold, Generation, Ground, Kind, Record, bit, generation_of, save_id, saves_in, step_of
 
 WHO = "somebody"
 DAMAGE = Damage(object="runs/modelled/data", chunk=0, expected="these bytes", observed="others")
@@ -57,6 +59,44 @@ def body_of(fold: Fold, record: Record, state: RunState) -> Body:
         counted = state.turns.get(COUNTED[kind].format(save=save), 0)
         return _counted(kind, save, counted, record.turn)
     return _decided(kind, save, record.turn, record.ground)
+
+
+def asked(fold: Fold, saves: int) -> Iterator[Record]:
+    """The records that anybody could have asked for by now, in time or late, right or wrong; `saves` are of a
+    generation. Left out is what is late twice: fallbacks of long ago, and borrowing in a generation that ended."""
+    yield Record(Kind.OPENED, fold.opened)
+    number = len(fold.generations)
+    points = (0, *saves_in(fold.committed))
+    for point in points:
+        for attempt in range(fold.opened):
+            for next_number in {number, number + 1} - {0}:
+                yield Record(Kind.STARTED, attempt, number=next_number, point=point, by=attempt)
+            for given_up in {number - 1, number} - {-1, 0}:
+                yield Record(Kind.STARTED, attempt, number=number + 1, point=point, fallback_of=given_up, by=attempt)
+    for generation in range(1, number + 2):
+        yield Record(Kind.READY, generation)
+        for save in (save_id(generation, k) for k in range(1, saves + 1)):
+            yield Record(Kind.ABORTED, save)
+            for lender in points if generation == number else (0,):
+                if lender != save:
+                    yield Record(Kind.COMMITTED, save, lender=lender)
+    for save in saves_in(fold.committed | fold.aborted):
+        yield from _asked_about(fold, save)
+
+
+def _asked_about(fold: Fold, save: int) -> Iterator[Record]:
+    for turn in range(fold.turns[save] + 1):
+        for ground in Ground:
+            yield Record(Kind.QUARANTINED, save, turn, ground=ground)
+        yield Record(Kind.REINSTATED, save, turn)
+        yield Record(Kind.VERIFIED, save, turn)
+    for turn in range(fold.pin_turns[save] + 1):
+        yield Record(Kind.PINNED, save, turn)
+        yield Record(Kind.UNPINNED, save, turn)
+    for turn in range(fold.rollbacks + 1):
+        yield Record(Kind.ROLLED_BACK, save, turn)
+    yield Record(Kind.RETIRED, save)
+    yield Record(Kind.PURGED, save)
 
 
 def fold_of(state: RunState) -> Fold:
@@ -107,7 +147,7 @@ def _lender(checkpoint: Checkpoint) -> int:
     return _id(lender)
 
 
-def _mask(saves: dict[str, object] | set[str]) -> int:
+def _mask(saves: Iterable[str]) -> int:
     return sum(bit(_id(save)) for save in saves)
 
 

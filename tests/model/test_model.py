@@ -64,12 +64,12 @@ def test_old_readers_are_covered_by_induction() -> None:
 
 
 def test_the_model_is_a_second_opinion() -> None:
-    """It shares no line with what it is about."""
-    for path in HERE.glob("*.py"):
+    """It shares no line with what it is about: the two modules that compare them import both, and nothing them."""
+    for path in set(HERE.glob("*.py")) - {HERE / "bodies.py", HERE / "test_against_history.py"}:
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.ImportFrom | ast.Import):
                 text = ast.unparse(node)
-                assert not re.search(r"\bckptd", text), f"{path.name}: {text}"
+                assert not re.search(r"\bckptd|\bbodies|against_history", text), f"{path.name}: {text}"
 
 
 def _wanted(bounds: Bounds) -> set[Kind | str]:

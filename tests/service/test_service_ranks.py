@@ -126,12 +126,12 @@ def test_500_who_ask_for_the_latest_at_once_share_a_look_that_began_later(
     first = Latest.model_validate_json(get(app, f"/v1/runs/{RUN}/latest").content)
     begin(ledger)
     storage.history.clear()
-    pause = storage.pause("list", layout.log_folder(RUN))
+    pause = storage.pause("list", lambda key: key.startswith(layout.log_folder(RUN)))
 
     async def scenario() -> list[httpx.Response]:
         async with client(app) as http:
             early = asyncio.create_task(http.get(f"/v1/runs/{RUN}/latest"))
-            await asyncio.to_thread(pause.arrived.wait)
+            assert await asyncio.to_thread(pause.arrived.wait, 60.0)
             ranks = [asyncio.create_task(http.get(f"/v1/runs/{RUN}/latest")) for _ in range(RANKS)]
             (asked,) = app.state.service.lookout._asked.values()
             while len(asked.waiters) <= RANKS:
