@@ -173,8 +173,9 @@ class Uploader:
         handle = item.job.handle
         after_all = " after all" if handle.status == "unknown" else ""
         self._remove(item)
-        if handle.finish():
+        if not handle.over:  # told before whoever waits for it goes on
             log.info("save of step %d durable%s (%s)", handle.step, after_all, handle.save)
+        handle.finish()
 
     def _fail(self, item: Item, error: BaseException) -> None:
         self._remove(item)

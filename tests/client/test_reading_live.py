@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import logging
 import time
 import tracemalloc
 from collections import OrderedDict
@@ -32,7 +31,6 @@ from tests.client.test_payload import KEY
 from tests.client.test_stateful import OPTIMIZERS, Net, bits, compiled, randomised, train
 
 torch.set_num_threads(1)
-logging.getLogger("ckptd").setLevel(logging.WARNING)
 
 
 class Loaded:

@@ -183,7 +183,7 @@ def test_errors_are_told_once_and_hurt_no_other_run(
     assert "Unavailable" in (told(housekeeper, "a-run").error or "")
     assert caplog.text.count("housekeeping of run a-run failed") == 1
     faults.heal()
-    caplog.set_level(logging.INFO)
+    caplog.set_level(logging.INFO, "ckptd")
     assert housekeeper.pass_once()
     assert told(housekeeper, "a-run").error is None
     assert "housekeeping of run a-run works again" in caplog.text
