@@ -27,7 +27,7 @@ CALM_MANNERS = Manners(
 
 
 def told(calls: Iterable[Call]) -> Iterator[Call]:
-    """Without nonces and digests, the probe of the storage, and how often and in how many pieces an object is read."""
+    """Without nonces and digests, the probe of the storage, and how often and in what pieces an object is read."""
     reading = set[Call]()
     for operation, key in calls:
         if "ckptd-root" in key or key.startswith("probe") or operation == "check_root":
