@@ -111,7 +111,8 @@ def clock_jump(job: Job, site: Site, fault: Fault) -> str:
 
 def clock_jump_of_nodes(job: Job, site: Site, fault: Fault) -> str:
     """First one node's clock during saves, then both for a start of agents and ranks: torchrun itself compares its
-    agents' clocks, and forms no group of agents that differ."""
+    agents' clocks, and forms no group of agents that differ, or whose clocks went on under them; so they start anew
+    once more when the clocks are right."""
     clocks = [clock for clock in site.node_clocks if clock is not None]
     if fault.node == 2:
         clocks.reverse()
@@ -122,6 +123,7 @@ def clock_jump_of_nodes(job: Job, site: Site, fault: Fault) -> str:
         with clocks[1].jumped(seconds):
             kill_all(job, site, fault)
             job.settle(fault.step + MORE_STEPS)
+    kill_all(job, site, fault)
     if abs(off - seconds) > 60:
         raise ChaosFailed(f"the clock of node {fault.node} is {off} s off, expected {seconds}")
     return f"node {fault.node} {off / 86400:+.0f} days, then both"
