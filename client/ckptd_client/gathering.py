@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import replace
 
+from ckptd_client.bounded import uncollected
 from ckptd_client.contract import Contract
 from ckptd_client.dividing import Division, alike
 from ckptd_client.handle import Job
@@ -32,7 +31,7 @@ class Gatherer:
 
     def room(self, app_state: State, per_rank: State | None, rank: int, world: int) -> int:
         """Make the buffer as large as a save of these needs, and touch it. Returns the bytes."""
-        with _without_collections():
+        with uncollected():
             shared = flatten(collect(app_state), "shared") if rank == 0 or self._divides(world) else None
             return self._snapshot.reserve(_present(self._share(shared, rank, world), _own_flat(per_rank)))
 
@@ -41,7 +40,7 @@ class Gatherer:
         wrong about the shared state goes to the handle's warnings, on rank 0."""
         whole: Flat | None = None
         divides = self._divides(job.world)
-        with _without_collections():
+        with uncollected():
             if job.rank == 0 or divides:
                 state = collect(app_state)
                 whole = flatten(state, "shared")
@@ -78,16 +77,3 @@ def _own_flat(per_rank: State | None) -> Flat | None:
 
 def _present(*flats: Flat | None) -> list[Flat]:
     return [flat for flat in flats if flat is not None]
-
-
-@contextmanager
-def _without_collections() -> Iterator[None]:
-    """A hundred thousand tensors make a million objects, none of which is garbage: Python would look through all of
-    them again and again."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
